@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final
 
 from tests.chaos.relay import Relay
-from tests.support.brokers import NotStarted, Served
+from tests.support.brokers import Server, StartFailed
 
 PAUSE_S: Final = (0.3, 2.0)  # between two faults
 DISK_MIB: Final = 192
@@ -103,7 +103,7 @@ class SmallDisk:
 
 @dataclass
 class Faults:
-    served: Served
+    served: Server
     relay: Relay
     disk: SmallDisk
     seed: int
@@ -179,14 +179,14 @@ class Faults:
         self.served.kill()
         try:
             await asyncio.to_thread(self.served.start)
-        except NotStarted as refused:
+        except StartFailed as refused:
             is_tmpfs = self.disk.kind == "tmpfs" and refused.exit_code == -signal.SIGBUS
             if refused.exit_code != 2 and not is_tmpfs:
                 raise
             self.done["start refused on a full disk"] += 1
         self.disk.free()
         if not self.served.is_alive:
-            self.served.forget()
+            self.served.forget_exited()
             await asyncio.to_thread(self.served.start)
 
 

@@ -19,7 +19,7 @@ from tests.chaos.ledger import Fate, Ledger, Place
 from tests.chaos.relay import Relay
 from tests.interop.records import Record
 from tests.interop.remoting import Client
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.ports import free_ports
 from tests.support.scraping import scrape
 
@@ -76,7 +76,7 @@ def conf(seed: int, metrics_port: int) -> dict[str, object]:
 
 async def run(directory: Path, *, seconds: float, seed: int) -> Report:
     [metrics_port] = free_ports(1)
-    served = Served(directory, conf=conf(seed, metrics_port), wait_s=60)
+    served = Server(directory, conf=conf(seed, metrics_port), wait_s=60)
     ledger = Ledger()
     with SmallDisk(served.data, mib=192 + int(seconds / 60 * 64)) as disk, served:
         with served.client() as admin:
@@ -146,7 +146,7 @@ async def _working(servers: str, address: str, ledger: Ledger, seed: int) -> Asy
         await asyncio.to_thread(raw.join, 60)
 
 
-async def _settle(served: Served, metrics: str, ledger: Ledger) -> None:
+async def _settle(served: Server, metrics: str, ledger: Ledger) -> None:
     """Until nothing is open and everybody has read everything; or until it is clear that not."""
 
     def left() -> str:
@@ -168,7 +168,7 @@ async def _until_nothing(left: Callable[[], str]) -> None:
         await asyncio.sleep(1)
 
 
-def _stored(served: Served) -> dict[Place, list[Record]]:
+def _stored(served: Server) -> dict[Place, list[Record]]:
     with Client(served.address, timeout_s=60) as client:
         return {
             (topic, queue_id): client.pull_all(topic, queue_id)

@@ -30,7 +30,8 @@ from tests.e2e.client import (
 from tests.interop import jars
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import Client
-from tests.support.clients import CONF, WAIT_S, Broker, numbered, receive, send, until
+from tests.support.clients import CONF, WAIT_S, Broker, numbered_bodies, receive, send
+from tests.support.waiting import wait_until_async
 
 pytestmark = [pytest.mark.apache, pytest.mark.nightly]
 
@@ -122,7 +123,7 @@ async def test_an_sql_filter_is_the_broker_s(served: Broker) -> None:
 
 
 async def test_an_operator_asks_through_the_broker(served: Broker) -> None:
-    await send(served, "operated", *numbered(8))
+    await send(served, "operated", *numbered_bodies(8))
     consumer = Consumer(served.namesrv_address, group="g-operated")
     seen: list[ReceivedMessage] = []
 
@@ -131,7 +132,7 @@ async def test_an_operator_asks_through_the_broker(served: Broker) -> None:
         seen.append(message)
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(seen) == 8)
+    await wait_until_async(lambda: len(seen) == 8)
     # Private: the state of a member has no public view.
     await consumer._rebalancer.commit()
     # Private: the state of a member has no public view.
@@ -163,6 +164,6 @@ async def test_an_operator_asks_through_the_broker(served: Broker) -> None:
     await asyncio.to_thread(
         ask, RESET, topic="operated", group="g-operated", timestamp=0, isForce=True
     )
-    await until(lambda: len(seen) == 17)
+    await wait_until_async(lambda: len(seen) == 17)
     await consumer.close()
     await running

@@ -14,7 +14,7 @@ import pytest
 
 from tests.interop.jars import Unavailable, find, library
 from tests.support.ledgers import Bank
-from tests.support.spark_session import ROOT, environment
+from tests.support.spark_session import ROOT, spark_environment
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -46,7 +46,7 @@ def test_the_copy_has_what_the_ledger_has(kind: str, tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=ROOT,
-        env={**os.environ, **environment()},
+        env={**os.environ, **spark_environment()},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout.splitlines()[-1])

@@ -17,7 +17,7 @@ from escrowmq.pipeline.reconcile.job import ReconcileRequest, run_reconcile
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
 from tests.support.ledgers import TABLES
-from tests.support.spark_session import QUIET, patiently, spark
+from tests.support.spark_session import IGNORED_WARNINGS, retry_slow_start, spark
 
 __all__ = ["spark"]
 
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
 ]
 
 WAIT_S = 120.0
@@ -48,7 +48,7 @@ def ledger_of(spark: SparkSession, out: Path, run: Callable[[], object]) -> dict
     """Run it until the ledger says what happened: RocketMQ 5 gathers its ops for some seconds."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
-        patiently(run)
+        retry_slow_start(run)
         rows = {row["transaction_id"]: row for row in read_ledger(spark, out).collect()}
         found = {name: row["outcome"] for name, row in rows.items()}
         if found == EXPECTED or time.monotonic() > deadline_s:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.interop.clients.environments import Unavailable
 from tests.interop.clients.play import Told, play
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.signing import Certificates, SignedClient
 
 ADMIN = "operator-key", "operator-secret-1"
@@ -31,7 +31,7 @@ SCENARIOS = ("sync", "orderly", "retry", "pull", "transaction-check")
 QUICK = {("java-5.5.0", "sync")}
 
 
-def served(directory: Path, conf: dict[str, object]) -> Served:
+def served(directory: Path, conf: dict[str, object]) -> Server:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "acl.yml").write_text(RULES)
     quick = {
@@ -39,15 +39,15 @@ def served(directory: Path, conf: dict[str, object]) -> Served:
         "transactionTimeOut": 2_000,
         "transactionCheckInterval": 1_000,
     }
-    return Served(directory, conf={**quick, **conf}, wait_s=60)
+    return Server(directory, conf={**quick, **conf}, wait_s=60)
 
 
-def guarded(directory: Path, conf: dict[str, object] | None = None) -> Served:
+def guarded(directory: Path, conf: dict[str, object] | None = None) -> Server:
     access = {"aclEnable": "true", "escrowAclFile": directory / "acl.yml"}
     return served(directory, {**access, **(conf or {})})
 
 
-def played(client: str, scenario: str, server: Served, directory: Path, **more: Any) -> Told:
+def played(client: str, scenario: str, server: Server, directory: Path, **more: Any) -> Told:
     try:
         return play(
             client,
@@ -62,7 +62,7 @@ def played(client: str, scenario: str, server: Served, directory: Path, **more: 
         pytest.skip(f"client {client}: {reason}")
 
 
-def arrived(told: Told, server: Served) -> None:
+def arrived(told: Told, server: Server) -> None:
     shown = f"\n{told}\nour log:\n{server.errors[-3000:]}"
     assert not told.all("failed"), shown
     assert told.all("done"), shown

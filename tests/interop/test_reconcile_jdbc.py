@@ -19,9 +19,9 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engin
 
 from escrowmq.sql.statements import create_tables, inbox_table, marker_table
 from tests.interop.jars import Unavailable, find, library
-from tests.support.databases import DatabaseServer, Maria, Postgres
+from tests.support.databases import DatabaseServer, MariaDB, Postgres
 from tests.support.ledgers import Bank
-from tests.support.spark_session import ROOT, environment
+from tests.support.spark_session import ROOT, spark_environment
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,7 +30,7 @@ DRIVERS: Final = {
     "postgresql": "org.postgresql:postgresql:42.7.14",
     "mariadb": "org.mariadb.jdbc:mariadb-java-client:3.5.11",
 }
-SERVERS: Final[dict[str, type[DatabaseServer]]] = {"postgresql": Postgres, "mariadb": Maria}
+SERVERS: Final[dict[str, type[DatabaseServer]]] = {"postgresql": Postgres, "mariadb": MariaDB}
 # As JDBC has it, and as SQLAlchemy has it: for its default drivers, which are not installed, so
 # that nothing but the jar can read it.
 ADDRESSES: Final = {
@@ -66,7 +66,7 @@ def expected(bank: Bank) -> dict[str, Any]:
 def served(request: pytest.FixtureRequest, bank: Bank) -> Iterator[tuple[str, list[list[str]]]]:
     """Which one, and the addresses of both banks in each way to write them."""
     kind: str = request.param
-    if why := SERVERS[kind].lack() or find():
+    if why := SERVERS[kind].unavailable_reason() or find():
         pytest.skip(why)
     with SERVERS[kind]() as server:
         urls = [server.new_database() for _ in range(2)]
@@ -112,7 +112,7 @@ def reconciled(bank: Bank, sender: str, receiver: str, *words: str) -> dict[str,
         text=True,
         check=False,
         cwd=ROOT,
-        env={**os.environ, **environment()},
+        env={**os.environ, **spark_environment()},
     )
     assert done.returncode == 1, done.stdout + done.stderr
     told: dict[str, Any] = json.loads(done.stdout)

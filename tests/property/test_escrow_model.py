@@ -18,7 +18,7 @@ from escrowmq.config import StoreConfig
 from escrowmq.message import names
 from escrowmq.message.properties import find_property
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_send, stored
+from tests.support.broker_requests import FakeChannel, send_request, stored_records
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
@@ -26,13 +26,13 @@ from tests.support.escrows import (
     UNKNOWN,
     EscrowBench,
     HalfPosition,
-    a_batch_decision,
-    a_half,
-    a_heartbeat,
-    a_registration,
-    an_end,
-    an_end_of_many,
+    decide_batch_request,
+    end_many_request,
+    end_request,
+    half_request,
+    heartbeat_request,
     position_of,
+    register_writer_request,
     sent_checks,
     writer_state,
 )
@@ -148,7 +148,7 @@ class EscrowMachine(RuleBasedStateMachine):
         """Send a request on a channel of its own. A success must not come before the flush."""
         channel = FakeChannel(f"asker {len(self.expected)}")
         self.bench.turn(request, channel=channel)
-        answers = channel.answers()
+        answers = channel.responses()
         if code == 0:
             if answers:
                 assert self.bench.store.flushed_offset == self.bench.store.end, (
@@ -158,7 +158,7 @@ class EscrowMachine(RuleBasedStateMachine):
             self.expected += [] if answers else [(channel, code, check)]
         else:
             self.bench.turn()
-            answers += channel.answers()
+            answers += channel.responses()
             assert [answer.code for answer in answers] in ([code], []), answers
             if not answers:
                 self.expected.append((channel, code, check))
@@ -168,7 +168,7 @@ class EscrowMachine(RuleBasedStateMachine):
         for _ in range(3):  # a request that was deferred is handled in the next turn
             self.bench.flush()
         for channel, code, check in self.expected:
-            [answer] = channel.answers()
+            [answer] = channel.responses()
             assert answer.code == code, answer.remark
             if check is not None:
                 check(answer)
@@ -176,7 +176,7 @@ class EscrowMachine(RuleBasedStateMachine):
             positions = [
                 self.all[key].positions[0] for sender, key in self.parked if sender is channel
             ]
-            assert [position_of(answer) for answer in channel.answers()] == positions
+            assert [position_of(answer) for answer in channel.responses()] == positions
         self.expected, self.parked = [], []
         self.now_durable()
 
@@ -205,9 +205,9 @@ class EscrowMachine(RuleBasedStateMachine):
         sender = self.channels[channel % len(self.channels)] if self.channels else passing
         body = one.key.encode() + b":" + more.pop("body", b"")
         self.bench.turn(
-            a_half(one.key, group=group, queue_id=queue_id, body=body, **more), channel=sender
+            half_request(one.key, group=group, queue_id=queue_id, body=body, **more), channel=sender
         )
-        assert sender.answers() == [], "told before it is durable"
+        assert sender.responses() == [], "told before it is durable"
         self.parked.append((sender, one.key))
         if sender is passing:
             self.bench.disconnect(sender)
@@ -229,7 +229,7 @@ class EscrowMachine(RuleBasedStateMachine):
         def check(answer: Answer) -> None:
             assert position_of(answer) in (living, self.living(one), *known)
 
-        request = a_half(one.key, group=one.group, queue_id=one.queue_id, body=b"again")
+        request = half_request(one.key, group=one.group, queue_id=one.queue_id, body=b"again")
         self.asks(request, 0, check)
         assert self.bench.store.max_offset(names.HALF_TOPIC, 0) == halves
 
@@ -246,12 +246,12 @@ class EscrowMachine(RuleBasedStateMachine):
             step = Step()
             self.settle(step, one, STATE_OF[verdict])
             self.steps.append(step)
-        request = an_end(at, verdict, group=one.group, one_way=one_way, check=check)
+        request = end_request(at, verdict, group=one.group, one_way=one_way, check=check)
         if one_way:
             channel = FakeChannel("one way")
             self.bench.turn(request, channel=channel)
             self.bench.turn()
-            assert channel.answers() == []
+            assert channel.responses() == []
         else:
             self.asks(request, code)
 
@@ -264,7 +264,7 @@ class EscrowMachine(RuleBasedStateMachine):
             return
         channels = [FakeChannel(f"racer {verdict}") for verdict in tried]
         for channel, verdict in zip(channels, tried, strict=True):
-            request = an_end(at, verdict, group=one.group)
+            request = end_request(at, verdict, group=one.group)
             self.bench.broker.handle(channel, request, self.bench.now_ms)
         self.bench.turn()
         step = Step()
@@ -288,7 +288,7 @@ class EscrowMachine(RuleBasedStateMachine):
             at = at._replace(log_offset=at.log_offset + 1)
         else:
             at = at._replace(queue_offset=self.bench.store.max_offset(names.HALF_TOPIC, 0))
-        self.asks(an_end(at, verdict, group=group), NO_SUCH)
+        self.asks(end_request(at, verdict, group=group), NO_SUCH)
 
     @rule(number=picks)
     def ask_for_the_state(self, number: int) -> None:
@@ -305,7 +305,7 @@ class EscrowMachine(RuleBasedStateMachine):
         def check(answer: Answer) -> None:
             assert answer.ext_fields["state"] == state
 
-        self.asks(an_end(at, UNKNOWN, group=one.group), 0, check)
+        self.asks(end_request(at, UNKNOWN, group=one.group), 0, check)
 
     @rule(chosen=st.lists(picks, min_size=1, max_size=4), verdict=verdicts)
     def end_many(self, chosen: list[int], verdict: int) -> None:
@@ -322,11 +322,11 @@ class EscrowMachine(RuleBasedStateMachine):
         if strangers:
             codes.add(NO_SUCH)
         codes.discard(0)
-        request = an_end_of_many([*positions], verdict, group=members[0].group)
+        request = end_many_request([*positions], verdict, group=members[0].group)
         if codes:
             channel = FakeChannel("group")
             self.bench.turn(request, channel=channel)
-            assert channel.answer().code in codes
+            assert channel.response().code in codes
             return
         step = Step()
         for one in members:
@@ -344,7 +344,7 @@ class EscrowMachine(RuleBasedStateMachine):
         def check(answer: Answer) -> None:
             assert (writer_state(answer).fence, writer_state(answer).batch) == (fence, batch)
 
-        self.asks(a_registration(), 0, check)
+        self.asks(register_writer_request(), 0, check)
         self.writer = fence, batch
         self.steps.append(Step(writer=self.writer))
 
@@ -364,7 +364,7 @@ class EscrowMachine(RuleBasedStateMachine):
             for name in winners
         }
         named = [(name, len(halves) + missing) for name, halves in won.items()]
-        request = a_batch_decision(batch, fence - behind, named)
+        request = decide_batch_request(batch, fence - behind, named)
         if behind or batch < decided:
             self.asks(request, FENCED)
         elif batch == decided:
@@ -393,8 +393,8 @@ class EscrowMachine(RuleBasedStateMachine):
         channel = FakeChannel(f"channel {self.count}")
         self.count += 1
         self.channels.append(channel)
-        self.bench.turn(a_heartbeat(channel, *groups), channel=channel)
-        assert [answer.code for answer in channel.answers()] == [0]
+        self.bench.turn(heartbeat_request(channel, *groups), channel=channel)
+        assert [answer.code for answer in channel.responses()] == [0]
         self.see_questions()
 
     @precondition(lambda self: self.channels)
@@ -546,10 +546,10 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        self.bench.turn(*(a_send("filler", b"x" * 300) for _ in range(8)))
-        self.bench.channel.answers()
+        self.bench.turn(*(send_request("filler", b"x" * 300) for _ in range(8)))
+        self.bench.channel.responses()
         self.flush()
-        self.bench.channel.answers()
+        self.bench.channel.responses()
         self.bench.remove_log_file()
         for one in self.all.values():
             position = self.living(one)
@@ -590,10 +590,10 @@ class EscrowMachine(RuleBasedStateMachine):
         }
         assert half_cursor <= min(open_places, default=half_cursor)
         store, done = self.bench.store, set()
-        for record in stored(store, names.OP_TOPIC):
+        for record in stored_records(store, names.OP_TOPIC):
             if record.queue_offset >= op_cursor:
                 done.add(int(bytes(record.body)))
-        halves = {record.queue_offset for record in stored(store, names.HALF_TOPIC)}
+        halves = {record.queue_offset for record in stored_records(store, names.HALF_TOPIC)}
         left = {at for at in halves if at >= half_cursor} - done
         stranded = {half.queue_offset for half in self.bench.coordinator.halves if half.is_stranded}
         assert left - stranded == open_places

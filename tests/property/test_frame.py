@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import RemoteProtocolError
 from escrowmq.remoting.frame import Frame, FrameDecoder, encode_frame
-from tests.support.remoting_strategies import bodies, cut
+from tests.support.remoting_strategies import bodies, split_stream
 
 Plain = tuple[int, bytes, bytes]
 
@@ -26,7 +26,7 @@ def test_chunk_boundaries_do_not_matter(sent: list[Plain], data: st.DataObject) 
     stream = b"".join(encode_frame(*frame) for frame in sent)
     reader = FrameDecoder(Frame)
     got: list[Plain] = []
-    for chunk in data.draw(cut(stream)):
+    for chunk in data.draw(split_stream(stream)):
         reader.receive(chunk)
         got += drain(reader)
     assert got == sent
@@ -52,7 +52,7 @@ def test_byte_by_byte_gives_each_frame_with_its_last_byte(
 @given(st.binary(max_size=200), st.data())
 def test_garbage_is_a_remote_error_wherever_it_is_cut(garbage: bytes, data: st.DataObject) -> None:
     outcomes = []
-    for chunks in ([garbage], data.draw(cut(garbage))):
+    for chunks in ([garbage], data.draw(split_stream(garbage))):
         reader = FrameDecoder(Frame, frame_length_max=64)
         got: list[Plain] = []
         failure = ""

@@ -23,7 +23,7 @@ from escrowmq.remoting.connection import Connection, InvalidRequest
 from escrowmq.remoting.frame import encode_frame
 from escrowmq.remoting.headers import encode_header
 from escrowmq.remoting.requests import REQUESTS, Request
-from tests.support.remoting_strategies import cut, headers_of, int32
+from tests.support.remoting_strategies import headers_of, int32, split_stream
 
 FRAME_LENGTH_MAX = 4_096
 
@@ -73,7 +73,7 @@ def test_a_connection_survives_anything(stream: bytes, data: st.DataObject) -> N
     outstanding, _ = line.call(34, deadline_s=1.0)
     failure = None
     try:
-        for chunk in data.draw(cut(stream)):
+        for chunk in data.draw(split_stream(stream)):
             line.receive(chunk)
             handle_all(line)
     except RemoteProtocolError as error:

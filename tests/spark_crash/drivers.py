@@ -17,7 +17,7 @@ import pyspark
 
 from tests.spark_crash.cases import LOCAL
 from tests.spark_crash.points import DIRECTORY
-from tests.support.spark_session import environment
+from tests.support.spark_session import spark_environment
 
 WAIT_S: Final = 600.0  # a driver needs ten seconds, on a busy machine minutes
 
@@ -78,7 +78,7 @@ class Job:
 
 
 def _environment(master: str, directory: Path) -> dict[str, str]:
-    made = {**environment(), DIRECTORY: str(directory)}
+    made = {**spark_environment(), DIRECTORY: str(directory)}
     made["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent / 'preload'}"
     return made if master == LOCAL else {**made, "SPARK_HOME": str(_home(directory))}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.interop.remoting import Answer
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 NO_PERMISSION = 16
 ADMIN = "operator-key", "operator-secret-1"
@@ -45,11 +45,11 @@ acls:
 
 def broker_with_acl(
     directory: Path, conf: dict[str, object] | None = None, **options: Any
-) -> Served:
+) -> Server:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "acl.yml").write_text(RULES)
     access = {"aclEnable": "true", "escrowAclFile": directory / "acl.yml"}
-    return Served(directory, conf={**access, **(conf or {})}, **options)
+    return Server(directory, conf={**access, **(conf or {})}, **options)
 
 
 def assert_refused(answer: Answer) -> None:

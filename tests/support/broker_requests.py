@@ -43,7 +43,7 @@ class FakeChannel:
         self.peer_host = encode_host(address, int(port)) if address else HOST
         self.is_open = True
         self.oneway_requests: list[tuple[int, Header, bytes]] = []
-        self._answers: list[Answer] = []
+        self._responses: list[Answer] = []
 
     def respond(
         self,
@@ -59,7 +59,7 @@ class FakeChannel:
         if len(body) > FRAME_LENGTH_MAX:
             raise LocalProtocolError("a frame cannot hold the response")
         fields = {} if header is None else encode_header(header)
-        self._answers.append(Answer(code, remark, fields, bytes(body)))
+        self._responses.append(Answer(code, remark, fields, bytes(body)))
 
     def respond_send(
         self,
@@ -114,31 +114,31 @@ class FakeChannel:
             self.oneway_requests.append((code, fields, bytes(body)))
         return self.is_open
 
-    def answers(self) -> list[Answer]:
+    def responses(self) -> list[Answer]:
         """Return the responses since the last call."""
-        answers, self._answers = self._answers, []
+        answers, self._responses = self._responses, []
         return answers
 
-    def answer(self) -> Answer:
-        [answer] = self.answers()
+    def response(self) -> Answer:
+        [answer] = self.responses()
         return answer
 
 
-def ask(
+def new_request(
     code: int, fields: Header, body: bytes = b"", *, flag: int = 0, version: int = VERSION
 ) -> Request[Any]:
     head = RequestHead(code=code, opaque=next(_opaques), flag=flag, version=version, fields=fields)
     return Request(head, body, JSON)
 
 
-def a_send(topic: str = "T", body: bytes = b"body", **changes: Any) -> Request[SendMessage]:
+def send_request(topic: str = "T", body: bytes = b"body", **changes: Any) -> Request[SendMessage]:
     flag, version = changes.pop("one_way", 0), changes.pop("version", VERSION)
     fields = {"producer_group": "p", "topic": topic, "default_topic": "TBW102", "queue_id": 0}
     header = SendMessage(**{**fields, **changes})
-    return ask(RequestCode.SEND_MESSAGE, header, body, flag=flag, version=version)
+    return new_request(RequestCode.SEND_MESSAGE, header, body, flag=flag, version=version)
 
 
-def a_pull(topic: str = "T", queue_offset: int = 0, **changes: Any) -> Request[PullMessage]:
+def pull_request(topic: str = "T", queue_offset: int = 0, **changes: Any) -> Request[PullMessage]:
     fields: dict[str, Any] = {
         "consumer_group": "g",
         "topic": topic,
@@ -150,18 +150,18 @@ def a_pull(topic: str = "T", queue_offset: int = 0, **changes: Any) -> Request[P
         "subscription": "*",
         "expression_type": "TAG",
     }
-    return ask(RequestCode.PULL_MESSAGE, PullMessage(**{**fields, **changes}))
+    return new_request(RequestCode.PULL_MESSAGE, PullMessage(**{**fields, **changes}))
 
 
-def stored(store: MessageStore, topic: str, queue_id: int = 0) -> list[StoredRecord]:
+def stored_records(store: MessageStore, topic: str, queue_id: int = 0) -> list[StoredRecord]:
     return [
         record for record in store.records() if (record.topic, record.queue_id) == (topic, queue_id)
     ]
 
 
 def bodies(store: MessageStore, topic: str, queue_id: int = 0) -> list[bytes]:
-    return [bytes(record.body) for record in stored(store, topic, queue_id)]
+    return [bytes(record.body) for record in stored_records(store, topic, queue_id)]
 
 
-def properties_of(record: StoredRecord) -> dict[str, str]:
+def decoded_properties(record: StoredRecord) -> dict[str, str]:
     return decode_properties(record.properties)

@@ -41,7 +41,7 @@ _CONF: Final = {
 }
 
 
-class NotStarted(Exception):
+class StartFailed(Exception):
     """It ended before it was ready."""
 
     def __init__(self, exit_code: int, errors: str) -> None:
@@ -50,7 +50,7 @@ class NotStarted(Exception):
         self.errors = errors
 
 
-def begin_pull(
+def start_pull(
     client: Client,
     topic: str,
     queue_offset: int,
@@ -79,7 +79,7 @@ def begin_pull(
     client.max_offset(topic, queue_id)  # lines are read in order
 
 
-def next_answer(client: Client) -> Answer:
+def next_response(client: Client) -> Answer:
     """The next answer to something that was begun."""
     while True:
         header, body = client.unasked.pop(0) if client.unasked else client.receive_frame()
@@ -89,7 +89,7 @@ def next_answer(client: Client) -> Answer:
             )
 
 
-class Served:
+class Server:
     """One server and its directory. `conf` are lines of its broker.conf, by RocketMQ's names."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Served:
         self.data = directory / "data"
         self._role = role
         self._process: subprocess.Popen[bytes] | None = None
-        self._said = b""
+        self._startup_output = b""
         broker_port, namesrv_port = free_ports(2)
         self.address = f"127.0.0.1:{broker_port}"
         self.namesrv_address = f"127.0.0.1:{namesrv_port}"
@@ -118,7 +118,7 @@ class Served:
             *("--port", str(broker_port), "--namesrv-port", str(namesrv_port)),
         ]
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> Server:
         self.start()
         return self
 
@@ -138,7 +138,7 @@ class Served:
     def client(self, *, timeout_s: float = WAIT_S) -> Client:
         return Client(self.address, timeout_s=timeout_s)
 
-    def name_client(self) -> Client:
+    def namesrv_client(self) -> Client:
         return Client(self.namesrv_address, timeout_s=WAIT_S)
 
     @property
@@ -147,9 +147,9 @@ class Served:
         return (self.directory / "serve.err").read_text()
 
     @property
-    def said(self) -> str:
+    def startup_output(self) -> str:
         """What it wrote to standard output until it was ready."""
-        return self._said.decode()
+        return self._startup_output.decode()
 
     @property
     def is_alive(self) -> bool:
@@ -160,11 +160,11 @@ class Served:
         assert self._process is not None
         return self._process.pid
 
-    def forget(self) -> None:
+    def forget_exited(self) -> None:
         """It ended by itself, or never began: it can be started again."""
         self._process = None
 
-    def bury(self) -> None:
+    def reap_killed(self) -> None:
         """It was killed by somebody else: it can be started again."""
         self._reap(signal.SIGKILL)
 
@@ -182,10 +182,10 @@ class Served:
                 cwd=self.directory,
                 env={**environment, "HOME": str(self.directory)},
             )
-        self._said = b""
+        self._startup_output = b""
         deadline_s = time.monotonic() + self._wait_s
         try:
-            while b"Try it" not in self._said or not self._said.endswith(b"\n"):
+            while b"Try it" not in self._startup_output or not self._startup_output.endswith(b"\n"):
                 self._read_more(deadline_s)
         except BaseException:
             self._reap(signal.SIGKILL)
@@ -203,7 +203,7 @@ class Served:
         self.stop()
         self.start()
 
-    def hang_up(self) -> None:
+    def reload(self) -> None:
         """Ask it to read its configuration again."""
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)
@@ -237,8 +237,8 @@ class Served:
             raise TimeoutError(f"not ready after {self._wait_s} s:\n{self.errors}")
         chunk = os.read(self._process.stdout.fileno(), 4096)
         if not chunk:
-            raise NotStarted(self._process.wait(WAIT_S), self.errors)
-        self._said += chunk
+            raise StartFailed(self._process.wait(WAIT_S), self.errors)
+        self._startup_output += chunk
 
     def _reap(self, number: signal.Signals) -> int:
         process, self._process = self._process, None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from escrowmq import Consumer, Message, Producer, PullConsumer
 from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import NoRoute
+from tests.support.waiting import wait_until_async
 
 WAIT_S = 60.0
 # A message that is sent back comes again after a second, however often it was sent back.
@@ -24,13 +25,6 @@ class Broker(Protocol):
 
     @property
     def address(self) -> str: ...
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until the condition is true. Raises TimeoutError after WAIT_S."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  # the condition has no event
-            await asyncio.sleep(0.02)
 
 
 async def send(
@@ -65,13 +59,13 @@ async def receive(consumer: Consumer, count: int) -> list[bytes]:
         return [(await consumer.receive()).body for _ in range(count)]
 
 
-async def caught_up(broker: Broker, consumer: Consumer, topic: str) -> None:
+async def wait_until_caught_up(broker: Broker, consumer: Consumer, topic: str) -> None:
     """Wait until the consumer is done with all messages that are in the topic now."""
     async with PullConsumer(broker.namesrv_address, group="looks-on") as puller:
         ends = {queue: await puller.latest_offset(queue) for queue in await puller.queues(topic)}
     # The private fetchers: offsets at the broker follow only every five seconds.
     fetchers = consumer._rebalancer.fetchers
-    await until(
+    await wait_until_async(
         lambda: all(
             queue in fetchers and fetchers[queue].commit_offset == end
             for queue, end in ends.items()
@@ -79,9 +73,9 @@ async def caught_up(broker: Broker, consumer: Consumer, topic: str) -> None:
     )
 
 
-def numbered(count: int, prefix: str = "") -> list[bytes]:
+def numbered_bodies(count: int, prefix: str = "") -> list[bytes]:
     return [f"{prefix}{number:03}".encode() for number in range(count)]
 
 
-def of_topic(queues: Iterable[MessageQueue], topic: str) -> set[MessageQueue]:
+def queues_of_topic(queues: Iterable[MessageQueue], topic: str) -> set[MessageQueue]:
     return {queue for queue in queues if queue.topic == topic}

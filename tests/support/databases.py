@@ -3,7 +3,8 @@
     with Postgres() as server:
         engine = create_engine(server.new_database())
 
-`lack()` returns why a server cannot be started here, or an empty text. Neither runs as root: root
+`unavailable_reason()` returns why a server cannot be started here, or an empty text. Neither runs
+as root: root
 starts them as the user that Debian's package creates.
 """
 
@@ -47,7 +48,7 @@ class DatabaseServer:
         self.port = free_ports(1)[0]
 
     @classmethod
-    def lack(cls) -> str:
+    def unavailable_reason(cls) -> str:
         for name in cls.programs:
             if cls._find(name) is None:
                 return f"{name} is not installed: `make databases`"
@@ -178,7 +179,7 @@ class Postgres(DatabaseServer):
         return f"postgresql+psycopg://escrow@127.0.0.1:{self.port}/{self._new_name()}"
 
 
-class Maria(DatabaseServer):
+class MariaDB(DatabaseServer):
     """A MariaDB server."""
 
     user = "mysql"

@@ -52,7 +52,7 @@ from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_send, ask
+from tests.support.broker_requests import FakeChannel, new_request, send_request
 from tests.support.stores import HOST, NOW_MS
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -215,30 +215,30 @@ class EscrowBench:
 
     def park(self, key: str, **changes: Any) -> HalfPosition:
         channel = changes.pop("channel", None) or self.channel
-        self.turn(a_half(key, **changes), channel=channel)
+        self.turn(half_request(key, **changes), channel=channel)
         if self.sync:
             self.flush()
-        return position_of(channel.answer())
+        return position_of(channel.response())
 
     def end(self, position: tuple[int, int], verdict: int, **changes: Any) -> Answer:
         channel = changes.pop("channel", None) or self.channel
-        self.turn(an_end(position, verdict, **changes), channel=channel)
+        self.turn(end_request(position, verdict, **changes), channel=channel)
         if self.sync:
             self.flush()
-        return channel.answer()
+        return channel.response()
 
     def request(self, request: Request[Any], channel: FakeChannel | None = None) -> Answer:
         self.turn(request, channel=channel)
         if self.sync:
             self.flush()
-        return (channel or self.channel).answer()
+        return (channel or self.channel).response()
 
     def register(self, writer: str = "w") -> WriterState:
-        return writer_state(self.request(a_registration(writer)))
+        return writer_state(self.request(register_writer_request(writer)))
 
     def heartbeat(self, channel: FakeChannel, *groups: str) -> None:
-        self.turn(a_heartbeat(channel, *groups), channel=channel)
-        channel.answers()
+        self.turn(heartbeat_request(channel, *groups), channel=channel)
+        channel.responses()
 
     def disconnect(self, channel: FakeChannel) -> None:
         channel.is_open = False
@@ -288,7 +288,7 @@ class EscrowBench:
 # --- requests and answers ------------------------------------------------------------------------
 
 
-def a_half(key: str, **changes: Any) -> Request[Any]:
+def half_request(key: str, **changes: Any) -> Request[Any]:
     """Return the send of a transactional producer. Unknown names become properties."""
     fields = {
         name: changes.pop(name)
@@ -300,10 +300,10 @@ def a_half(key: str, **changes: Any) -> Request[Any]:
     properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key, **changes}
     text = encode_properties({k: v for k, v in properties.items() if v}).decode()
     fields = {"sys_flag": 4, "topic": "T", **fields}
-    return a_send(body=body, producer_group=group, properties=text, **fields)
+    return send_request(body=body, producer_group=group, properties=text, **fields)
 
 
-def an_end(position: tuple[int, int], verdict: int, **changes: Any) -> Request[Any]:
+def end_request(position: tuple[int, int], verdict: int, **changes: Any) -> Request[Any]:
     one_way = changes.pop("one_way", False)
     fields = EndTransaction(
         producer_group=changes.pop("group", "p"),
@@ -312,25 +312,27 @@ def an_end(position: tuple[int, int], verdict: int, **changes: Any) -> Request[A
         commit_or_rollback=verdict,
         from_transaction_check=changes.pop("check", False),
     )
-    return ask(RequestCode.END_TRANSACTION, fields, flag=FLAG_ONEWAY if one_way else 0)
+    return new_request(RequestCode.END_TRANSACTION, fields, flag=FLAG_ONEWAY if one_way else 0)
 
 
-def an_end_of_many(
+def end_many_request(
     positions: list[tuple[int, int]], verdict: int, *, group: str = "p"
 ) -> Request[Any]:
     fields = EndTransactions(producer_group=group, commit_or_rollback=verdict)
-    return ask(RequestCode.END_TRANSACTIONS, fields, encode_body(HalfPositions(halves=positions)))
+    return new_request(
+        RequestCode.END_TRANSACTIONS, fields, encode_body(HalfPositions(halves=positions))
+    )
 
 
-def a_registration(writer: str = "w") -> Request[Any]:
-    return ask(RequestCode.REGISTER_WRITER, RegisterWriter(writer=writer))
+def register_writer_request(writer: str = "w") -> Request[Any]:
+    return new_request(RequestCode.REGISTER_WRITER, RegisterWriter(writer=writer))
 
 
-def a_writer_query(writer: str = "w") -> Request[Any]:
-    return ask(RequestCode.QUERY_WRITER, WriterHeader(writer=writer))
+def query_writer_request(writer: str = "w") -> Request[Any]:
+    return new_request(RequestCode.QUERY_WRITER, WriterHeader(writer=writer))
 
 
-def a_batch_decision(
+def decide_batch_request(
     batch: int,
     fence: int,
     winners: list[tuple[str, int]],
@@ -340,18 +342,18 @@ def a_batch_decision(
 ) -> Request[Any]:
     fields = DecideBatch(writer=writer, batch=batch, fence=fence, last=last)
     named = [WinningAttempt(attempt=attempt, count=count) for attempt, count in winners]
-    return ask(RequestCode.DECIDE_BATCH, fields, encode_body(BatchWinners(winners=named)))
+    return new_request(RequestCode.DECIDE_BATCH, fields, encode_body(BatchWinners(winners=named)))
 
 
-def a_heartbeat(channel: FakeChannel, *groups: str) -> Request[Any]:
+def heartbeat_request(channel: FakeChannel, *groups: str) -> Request[Any]:
     producers = [ProducerEntry(group_name=group) for group in groups]
     beat = Heartbeat(client_id=f"client of {channel.address}", producer_data_set=producers)
-    return ask(RequestCode.HEART_BEAT, Header(), encode_body(beat))
+    return new_request(RequestCode.HEART_BEAT, Header(), encode_body(beat))
 
 
-def an_unregistration(channel: FakeChannel, group: str) -> Request[Any]:
+def unregister_request(channel: FakeChannel, group: str) -> Request[Any]:
     fields = UnregisterClient(client_id=f"client of {channel.address}", producer_group=group)
-    return ask(RequestCode.UNREGISTER_CLIENT, fields)
+    return new_request(RequestCode.UNREGISTER_CLIENT, fields)
 
 
 def position_of(answer: Answer) -> HalfPosition:

@@ -24,7 +24,7 @@ from escrowmq.message.record import (
 from escrowmq.message.transaction import TransactionState
 
 if TYPE_CHECKING:
-    from tests.support.ledgers import Life
+    from tests.support.ledgers import SampleTransaction
 
 FILE_BYTES: Final = 64 << 20
 PEER: Final = "127.0.0.1:5000"
@@ -37,7 +37,7 @@ _STATES: Final = {
 }
 
 
-class LifeLog:
+class TransactionLog:
     """Many log files, since readers share them out by bytes."""
 
     def __init__(self, data: Path) -> None:
@@ -49,7 +49,7 @@ class LifeLog:
         self._halves = 0
         self._others = 0
 
-    def add(self, life: Life) -> None:
+    def add(self, life: SampleTransaction) -> None:
         offsets = range(self._halves, self._halves + len(life.ids))
         places = [
             self._append(make_half(_message(life, number)), offset, life.at_ms)
@@ -101,7 +101,7 @@ class LifeLog:
             self._file.close()
 
 
-def _message(life: Life, number: int, half: int | None = None) -> NewRecord:
+def _message(life: SampleTransaction, number: int, half: int | None = None) -> NewRecord:
     """One of its messages as it was sent; with its half's place as it was delivered."""
     text = f"UNIQ_KEY\x01{life.ids[number]}\x02PGROUP\x01{life.group}\x02"
     if life.plant != "no id":

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.support.ledger_logs import PEER, LifeLog
+from tests.support.ledger_logs import PEER, TransactionLog
 
 NOW_MS: Final = 1_790_000_000_000
 GRACE_MS: Final = 600_000
@@ -119,18 +119,20 @@ KIND_OF: Final = {
 class Bank:
     """`planted` is what must be found, and nothing else."""
 
-    def __init__(self, directory: Path, *, transactions: int, seed: int, planted: bool = True):
+    def __init__(
+        self, directory: Path, *, transactions: int, seed: int, with_differences: bool = True
+    ):
         self.ledger = directory / "ledger"
         self.data = directory / "data"  # of its broker
         self.bob, self.smith = directory / "bob.db", directory / "smith.db"
-        self.planted: set[tuple[str, str]] = set()
+        self.expected_differences: set[tuple[str, str]] = set()
         self._choose = random.Random(seed)
-        self._plants = planted
+        self._plants = with_differences
         databases = [sqlite3.connect(path) for path in (self.bob, self.smith)]
         for database in databases:
             for name, columns in TABLES.items():
                 database.execute(f"CREATE TABLE {name} ({columns})")
-        log = LifeLog(self.data)
+        log = TransactionLog(self.data)
         for first in range(0, transactions, ROWS_AT_ONCE):
             numbers = range(first, min(transactions, first + ROWS_AT_ONCE))
             lives = [self._one(number) for number in numbers]
@@ -143,15 +145,15 @@ class Bank:
             database.commit()
             database.close()
 
-    def _one(self, number: int) -> Life:
+    def _one(self, number: int) -> SampleTransaction:
         plants = len(PLANTS)
         is_planted = self._plants and (number < plants or self._choose.random() < 0.02)
         plant = PLANTS[number % plants] if is_planted else ""
-        life = Life(number, plant, self._choose, str(self.data))
-        self.planted |= {(kind, life.id) for kind in KIND_OF.get(plant, ())}
+        life = SampleTransaction(number, plant, self._choose, str(self.data))
+        self.expected_differences |= {(kind, life.id) for kind in KIND_OF.get(plant, ())}
         return life
 
-    def _write(self, databases: list[sqlite3.Connection], lives: list[Life]) -> None:
+    def _write(self, databases: list[sqlite3.Connection], lives: list[SampleTransaction]) -> None:
         bob, smith = databases
         _insert(bob, "escrowmq_marker", (row for life in lives for row in life.markers()))
         _insert(bob, "transfer", (row for life in lives for row in life.sent()))
@@ -221,7 +223,7 @@ class Delivered(NamedTuple):
     queue_offset: int
 
 
-class Life:
+class SampleTransaction:
     """One transaction, and what each side knows about it."""
 
     def __init__(self, number: int, plant: str, choose: random.Random, broker: str) -> None:

@@ -10,16 +10,16 @@ import time
 
 from tests.interop.records import Record, decode_records
 from tests.interop.remoting import Client
-from tests.support.brokers import begin_pull, next_answer
+from tests.support.brokers import next_response, start_pull
 
-numbers = itertools.count()
+unique_numbers = itertools.count()
 
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def v1(topic: str, **changes: object) -> dict[str, object]:
+def send_v1_fields(topic: str, **changes: object) -> dict[str, object]:
     """The header of SEND_MESSAGE."""
     fields: dict[str, object] = {
         "producerGroup": "producers",
@@ -41,7 +41,9 @@ def bodies(records: list[Record]) -> list[bytes]:
     return [record.body for record in records]
 
 
-def wait_for(client: Client, topic: str, queue_offset: int, *, seconds: int = 10) -> list[Record]:
+def wait_for_messages(
+    client: Client, topic: str, queue_offset: int, *, seconds: int = 10
+) -> list[Record]:
     """What comes to queue 0 from there on, as soon as there is something."""
-    begin_pull(client, topic, queue_offset, wait_ms=seconds * 1000)
-    return decode_records(next_answer(client).body)
+    start_pull(client, topic, queue_offset, wait_ms=seconds * 1000)
+    return decode_records(next_response(client).body)

@@ -26,7 +26,7 @@ from escrowmq.remoting.requests import Request
 
 J = TypeVar("J", bound=msgspec.Struct)
 
-NOW = 1_700_000_000_000
+NOW_MS = 1_700_000_000_000
 
 A = BrokerDescription(cluster="c", name="a", address="10.0.0.1:10911", ha_address="10.0.0.1:10912")
 B = BrokerDescription(cluster="c", name="b", address="10.0.0.2:10911", ha_address="10.0.0.2:10912")
@@ -35,7 +35,7 @@ SLAVE = BrokerDescription(
 )
 
 
-def topic(name: str, queues: int = 4, *, perm: int = 6, flag: int = 0) -> TopicConfig:
+def topic_config(name: str, queues: int = 4, *, perm: int = 6, flag: int = 0) -> TopicConfig:
     return TopicConfig(
         topic_name=name,
         read_queue_nums=queues,
@@ -45,12 +45,12 @@ def topic(name: str, queues: int = 4, *, perm: int = 6, flag: int = 0) -> TopicC
     )
 
 
-def version(counter: int = 1, *, state: int = 0) -> DataVersion:
-    return DataVersion(state_version=state, timestamp=NOW, counter=counter)
+def data_version(counter: int = 1, *, state: int = 0) -> DataVersion:
+    return DataVersion(state_version=state, timestamp=NOW_MS, counter=counter)
 
 
 @dataclass(frozen=True)
-class HarnessReply:
+class HarnessResponse:
     command: Command
     body: bytes
 
@@ -79,8 +79,8 @@ class NameServerHarness:
 
     def __init__(self, server: NameServer | None = None) -> None:
         self.server = server or NameServer()
-        self.now_ms = NOW
-        self.line: object = "a line"
+        self.now_ms = NOW_MS
+        self.connection: object = "a line"
 
     def send(
         self,
@@ -100,12 +100,12 @@ class NameServerHarness:
         [event] = line.events()
         match event:
             case Request():
-                return self.server.handle(event, self.line, now_ms=self.now_ms)
+                return self.server.handle(event, self.connection, now_ms=self.now_ms)
             case InvalidRequest(request=request, error=error):
                 return responses.encode_error(request, error)
         raise AssertionError(event)
 
-    def ask(
+    def call(
         self,
         code: int,
         fields: Header | dict[str, str] | None = None,
@@ -113,28 +113,30 @@ class NameServerHarness:
         *,
         version: int = VERSION,
         serializer: int = JSON,
-    ) -> HarnessReply:
+    ) -> HarnessResponse:
         reader = FrameDecoder(Frame)
         reader.receive(self.send(code, fields, body, version=version, serializer=serializer))
         [frame] = reader.frames()
         command = decode_command(frame.serializer, frame.header)
         assert command.is_response
         assert command.opaque == 7
-        return HarnessReply(command, bytes(frame.body))
+        return HarnessResponse(command, bytes(frame.body))
 
-    def make(self, ask: RegistrationRequest) -> HarnessReply:
-        return self.ask(ask.code, ask.fields, ask.body)
+    def call_registration(self, ask: RegistrationRequest) -> HarnessResponse:
+        return self.call(ask.code, ask.fields, ask.body)
 
-    def post(self, ask: RegistrationRequest) -> bytes:
+    def send_registration_oneway(self, ask: RegistrationRequest) -> bytes:
         return self.send(ask.code, ask.fields, ask.body, flag=FLAG_ONEWAY)
 
     def register(
         self, broker: BrokerDescription, *topics: TopicConfig, counter: int = 1, state: int = 0
-    ) -> HarnessReply:
-        return self.make(registration_request(broker, topics, version(counter, state=state)))
+    ) -> HarnessResponse:
+        return self.call_registration(
+            registration_request(broker, topics, data_version(counter, state=state))
+        )
 
 
-def everything(server: NameServer) -> object:
+def visible_state(server: NameServer) -> object:
     """All that can be seen of a name server, for comparison."""
     routes = server.routes
     return (

@@ -11,7 +11,9 @@ from escrowmq.spark.records import Records
 from tests.support.stores import HOST, NOW_MS
 
 
-def block(records: Sequence[NewRecord], *, first: int = 0, store_host: bytes = HOST) -> Records:
+def encode_block(
+    records: Sequence[NewRecord], *, first: int = 0, store_host: bytes = HOST
+) -> Records:
     """One behind the other, from this queue offset on."""
     data = b""
     for number, record in enumerate(records):

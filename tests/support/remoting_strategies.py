@@ -18,9 +18,9 @@ texts = st.text(st.characters(codec="utf-8"), max_size=12)
 bodies = st.binary(max_size=40)
 
 # For a test that runs once per kind of header: there are fifty.
-a_few = settings(max_examples=max(settings().max_examples // 6, 10))
+fewer_examples = settings(max_examples=max(settings().max_examples // 6, 10))
 
-header_kinds = sorted(
+header_types = sorted(
     {kind for pair in REQUESTS.values() for kind in (pair.request, pair.response)},
     key=lambda kind: kind.__name__,
 )
@@ -75,7 +75,7 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def cut(draw: st.DrawFn, stream: bytes) -> list[bytes]:
+def split_stream(draw: st.DrawFn, stream: bytes) -> list[bytes]:
     """The stream in pieces, some of them empty."""
     cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     return [

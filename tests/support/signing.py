@@ -77,7 +77,7 @@ class SignedClient(Client):
         length = 4 + len(header) + len(body)
         self.socket.sendall(struct.pack(">II", length, 1 << 24 | len(header)) + header + body)
 
-    def answer_code(self) -> int:
+    def next_response_code(self) -> int:
         """Of what comes next; works for both kinds of header."""
         rest = self._read(int.from_bytes(self._read(4), "big"))
         if rest[0] == 1:
@@ -101,9 +101,9 @@ class Certificates:
         self.authority.issue_cert(
             "client@example.org"
         ).private_key_and_cert_chain_pem.write_to_path(str(self.client_pem))
-        self.stranger_pem = directory / "stranger.pem"
+        self.untrusted_pem = directory / "stranger.pem"
         stranger = trustme.CA().issue_cert("stranger@example.org")
-        stranger.private_key_and_cert_chain_pem.write_to_path(str(self.stranger_pem))
+        stranger.private_key_and_cert_chain_pem.write_to_path(str(self.untrusted_pem))
 
     def issue(self, *names: str) -> None:
         """A new one for the server, in place of the old."""

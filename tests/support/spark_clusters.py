@@ -25,9 +25,9 @@ from typing import Any, Final
 import pyspark
 
 from tests.support.ports import free_ports
-from tests.support.spark_session import environment
+from tests.support.spark_session import spark_environment
 
-HOME: Final = Path(pyspark.__file__).parent
+SPARK_HOME: Final = Path(pyspark.__file__).parent
 WAIT_S: Final = 180.0  # a JVM is up in seconds, on a busy machine in a minute
 RUN_S: Final = 600.0
 _MEMORY: Final = "512m"
@@ -62,8 +62,8 @@ class SparkCluster:
         )
         self._environment = {
             **os.environ,
-            **environment(),
-            "SPARK_HOME": str(HOME),
+            **spark_environment(),
+            "SPARK_HOME": str(SPARK_HOME),
             "SPARK_CONF_DIR": str(conf),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": _QUICKLY,
@@ -116,13 +116,13 @@ class SparkCluster:
             env=self._environment,
         )
 
-    def finished(self) -> dict[str, str]:
+    def finished_applications(self) -> dict[str, str]:
         """The applications that have ended, id by name; all of them ended well."""
         found = self._told()["completedapps"]
         assert all(app["state"] == "FINISHED" for app in found), found
         return {app["name"]: app["id"] for app in found}
 
-    def executors_of(self, application: str) -> list[int]:
+    def executor_counts(self, application: str) -> list[int]:
         """How many executors each worker has started for it."""
         places = [self.work_directory(number) / application for number in range(self._workers)]
         return [len(list(place.glob("*"))) for place in places]
@@ -137,7 +137,7 @@ class SparkCluster:
     def _start(self, name: str, *arguments: str) -> None:
         with (self._directory / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [HOME / "bin" / "spark-class", *arguments],
+                [SPARK_HOME / "bin" / "spark-class", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

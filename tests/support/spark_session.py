@@ -41,7 +41,7 @@ SETTINGS: Final = {
 }
 
 # PySpark warns that it does not support pandas 3 fully, and closes its sockets late.
-QUIET: Final = (
+IGNORED_WARNINGS: Final = (
     "ignore:.*pandas.*:FutureWarning",
     "ignore:unclosed:ResourceWarning",
     "ignore:Exception ignored in.*socket:pytest.PytestUnraisableExceptionWarning",
@@ -51,7 +51,7 @@ QUIET: Final = (
 T = TypeVar("T")
 
 
-def environment() -> dict[str, str]:
+def spark_environment() -> dict[str, str]:
     """Return variables for Spark and its workers: this interpreter, these sources, loopback."""
     return {
         "PYSPARK_PYTHON": sys.executable,
@@ -61,13 +61,13 @@ def environment() -> dict[str, str]:
     }
 
 
-def session(master: str = "local[2,3]", **settings: str) -> SparkSession:
+def start_session(master: str = "local[2,3]", **settings: str) -> SparkSession:
     """Start a session in a process of its own."""
-    os.environ.update(environment())
+    os.environ.update(spark_environment())
     return local_session("tests", master=master, settings={**SETTINGS, **settings})
 
 
-def patiently(run: Callable[[], T]) -> T:
+def retry_slow_start(run: Callable[[], T]) -> T:
     """Run a streaming query, and run it again if its Python worker did not start in time.
 
     Spark allows ten seconds, which is too short on a busy machine. The query has done nothing then.
@@ -81,7 +81,7 @@ def patiently(run: Callable[[], T]) -> T:
     return run()
 
 
-def need_java() -> None:
+def skip_without_java() -> None:
     """Skip the test if there is no Java."""
     try:
         check_java()
@@ -91,7 +91,7 @@ def need_java() -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    need_java()
+    skip_without_java()
     directory = str(tmp_path_factory.mktemp("spark"))
     # Workers import our sources, and functions of tests.
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -47,5 +47,5 @@ def keyed(key: str, body: bytes = b"", **changes: Any) -> NewRecord:
     return plain(body, properties=properties(KEYS=key), **changes)
 
 
-def found_bodies(store: MessageStore, topic: str, key: str, **limits: int) -> list[bytes]:
+def bodies_by_key(store: MessageStore, topic: str, key: str, **limits: int) -> list[bytes]:
     return [bytes(record.body) for record in store.find_by_key(topic, key, **limits)]

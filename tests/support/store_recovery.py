@@ -15,22 +15,22 @@ from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.store import MessageStore
-from tests.support.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
+from tests.support.stores import NOW_MS, TINY, assert_clean, fill, locate, open_store, sample
 
-HALF = 24  # so many samples lie below the last checkpoint
-ALL = 40
+CHECKPOINTED_COUNT = 24  # so many samples lie below the last checkpoint
+SAMPLE_COUNT = 40
 
 
-def make(root: Path, *, killed: bool, settings: StoreConfig = TINY) -> list[StoredRecord]:
+def make_store(root: Path, *, killed: bool, settings: StoreConfig = TINY) -> list[StoredRecord]:
     """Append samples 0 to ALL - 1, the later ones after a checkpoint. Return the records."""
     store = open_store(RealDisk(root), settings)
     fill(store, range(9))
     store.checkpoint()
-    fill(store, range(9, HALF))
+    fill(store, range(9, CHECKPOINTED_COUNT))
     store.checkpoint()
-    fill(store, range(HALF, ALL))
+    fill(store, range(CHECKPOINTED_COUNT, SAMPLE_COUNT))
     store.flush()
-    records = [detached(record) for record in store.records()]
+    records = [detached_copy(record) for record in store.records()]
     if killed:
         store.abandon()
     else:
@@ -38,18 +38,13 @@ def make(root: Path, *, killed: bool, settings: StoreConfig = TINY) -> list[Stor
     return records
 
 
-def detached(record: StoredRecord) -> StoredRecord:
+def detached_copy(record: StoredRecord) -> StoredRecord:
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
     return StoredRecord(**{**fields, "body": bytes(record.body)})
 
 
-def place(root: Path, log_offset: int) -> tuple[Path, int]:
-    base = log_offset - log_offset % TINY.segment_bytes
-    return root / f"commitlog/{base:020d}", log_offset - base
-
-
 def overwrite(root: Path, log_offset: int, data: bytes) -> None:
-    path, position = place(root, log_offset)
+    path, position = locate(root, log_offset)
     with path.open("r+b") as file:
         file.seek(position)
         file.write(data)
@@ -68,7 +63,7 @@ def reopen(root: Path, settings: StoreConfig = TINY) -> MessageStore:
     return open_store(RealDisk(root), settings)
 
 
-def check_life(
+def check_usable(
     root: Path,
     store: MessageStore,
     expected: list[StoredRecord],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from escrowmq.config import StoreConfig
@@ -56,6 +57,12 @@ def fill(store: MessageStore, numbers: Iterable[int], *, batch: int = 3) -> None
     for begin in range(0, len(remaining), batch):
         part = remaining[begin : begin + batch]
         store.append([sample(number) for number in part], now_ms=NOW_MS + part[0])
+
+
+def locate(root: Path, log_offset: int) -> tuple[Path, int]:
+    """Return the log file of a tiny store that holds this offset, and the position in the file."""
+    base = log_offset - log_offset % TINY.segment_bytes
+    return root / f"commitlog/{base:020d}", log_offset - base
 
 
 def examine(store: Disk | str | os.PathLike[str], settings: StoreConfig = TINY) -> CheckReport:

@@ -14,8 +14,8 @@ class CuttingProxy:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.cut_next_answer = False
-        self.refuses = False
+        self.cut_next_response = False
+        self.refuses_connections = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> CuttingProxy:
@@ -33,7 +33,7 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                if self.refuses:
+                if self.refuses_connections:
                     near.close()
                     continue
                 far = socket.create_connection(("127.0.0.1", self._target))
@@ -44,8 +44,8 @@ class CuttingProxy:
     def _pump(self, one: socket.socket, other: socket.socket, is_answer: bool) -> None:
         with contextlib.suppress(OSError):
             while chunk := one.recv(65536):
-                if is_answer and self.cut_next_answer:
-                    self.cut_next_answer = False
+                if is_answer and self.cut_next_response:
+                    self.cut_next_response = False
                     break
                 other.sendall(chunk)
         for end in (one, other):

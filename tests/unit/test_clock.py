@@ -14,7 +14,13 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import NoFields
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask, bodies
+from tests.support.broker_requests import (
+    FakeChannel,
+    bodies,
+    new_request,
+    pull_request,
+    send_request,
+)
 from tests.support.escrows import EscrowBench
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
@@ -89,35 +95,35 @@ def a_heartbeat() -> Any:
         {"groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
     ]
     beat = {"clientID": "c", "producerDataSet": [], "consumerDataSet": consumers}
-    return ask(RequestCode.HEART_BEAT, NoFields(), json.dumps(beat).encode())
+    return new_request(RequestCode.HEART_BEAT, NoFields(), json.dumps(beat).encode())
 
 
 @pytest.mark.parametrize("jump_ms", JUMPS)
 def test_no_member_is_gone_and_no_pull_waits_longer_because_of_a_jump(jump_ms: int) -> None:
     bench = Bench()
-    bench.turn(a_heartbeat(), a_send(body=b"x"))
-    bench.line.answers()
-    bench.turn(a_pull(queue_offset=1, suspend_timeout_millis=15_000, sys_flag=6))
+    bench.turn(a_heartbeat(), send_request(body=b"x"))
+    bench.line.responses()
+    bench.turn(pull_request(queue_offset=1, suspend_timeout_millis=15_000, sys_flag=6))
     bench.clock.step_wall_clock(ms=jump_ms)
     bench.wait(11_000)
     assert bench.broker.consumers.member_ids("g") == ["c"]
-    assert bench.line.answers() == []
+    assert bench.line.responses() == []
     bench.wait(8_000)
-    assert len(bench.line.answers()) == 1
+    assert len(bench.line.responses()) == 1
     bench.wait(200_000)  # nobody hears from it any more
     assert bench.broker.consumers.member_ids("g") == []
 
 
 def test_a_level_is_waited_for_and_no_longer_if_the_wall_is_set_back() -> None:
     bench = Bench()
-    bench.turn(a_send(body=b"before", properties="DELAY\x012\x02"))  # 5 s
+    bench.turn(send_request(body=b"before", properties="DELAY\x012\x02"))  # 5 s
     bench.clock.step_wall_clock(ms=-5 * HOUR_MS)
-    bench.turn(a_send(body=b"after", properties="DELAY\x012\x02"))
+    bench.turn(send_request(body=b"after", properties="DELAY\x012\x02"))
     bench.wait(4_000)
     assert bodies(bench.store, "T") == []
     bench.wait(4_000)
     assert bodies(bench.store, "T") == [b"before", b"after"]
-    bench.turn(a_send(body=b"later", properties="DELAY\x012\x02"))
+    bench.turn(send_request(body=b"later", properties="DELAY\x012\x02"))
     bench.wait(3_000)
     assert bodies(bench.store, "T") == [b"before", b"after"]  # not at once either
     bench.wait(5_000)
@@ -127,7 +133,7 @@ def test_a_level_is_waited_for_and_no_longer_if_the_wall_is_set_back() -> None:
 def test_a_timer_follows_the_wall() -> None:
     bench = Bench()
     due_ms = NOW_MS + 2 * HOUR_MS
-    bench.turn(a_send(body=b"timed", properties=f"TIMER_DELIVER_MS\x01{due_ms}\x02"))
+    bench.turn(send_request(body=b"timed", properties=f"TIMER_DELIVER_MS\x01{due_ms}\x02"))
     bench.wait(1_000)
     assert bodies(bench.store, "T") == []
     bench.clock.step_wall_clock(ms=2 * HOUR_MS)

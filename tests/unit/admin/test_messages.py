@@ -16,7 +16,7 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessageResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.support.fake_broker import FakeBroker, json_response
+from tests.support.scripted_broker import ScriptedBroker, json_response
 
 HOST = encode_host("127.0.0.1", 10911)
 
@@ -53,7 +53,7 @@ class Queues:
         return encode_response(request, fields, code=code, body=b"".join(matching))
 
 
-def serve(broker: FakeBroker, queues: Queues) -> None:
+def serve(broker: ScriptedBroker, queues: Queues) -> None:
     broker.serve_topic("orders", *((0, len(messages)) for messages in queues.queues))
     broker.responses[RequestCode.PULL_MESSAGE] = queues.pull
 
@@ -67,7 +67,7 @@ def poll_all(tail: MessageTail) -> list[bytes]:
 
 def test_a_tail_reads_all_queues_from_the_beginning() -> None:
     queues = Queues([(b"a", 1), (b"c", 3), (b"d", 4)], [(b"b", 2)])
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, queues)
         tail = MessageTail(cluster, TailRequest("orders", EARLIEST), ManualClock())
         assert poll_all(tail) == [b"a", b"b", b"c", b"d"]
@@ -75,7 +75,7 @@ def test_a_tail_reads_all_queues_from_the_beginning() -> None:
 
 def test_a_tail_from_the_end_shows_only_new_messages() -> None:
     messages: list[tuple[bytes, int] | None] = [(b"old", 1)]
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, Queues(messages))
         tail = MessageTail(cluster, TailRequest("orders", LATEST), ManualClock())
         assert tail.poll() == []
@@ -85,7 +85,7 @@ def test_a_tail_from_the_end_shows_only_new_messages() -> None:
 
 def test_messages_behind_skipped_ones_are_found_in_one_poll() -> None:
     queues = Queues([None, None, None, None, None, (b"match", 1)])
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, queues)
         tail = MessageTail(cluster, TailRequest("orders", EARLIEST, "A"), ManualClock())
         assert [bytes(message.record.body) for message in tail.poll()] == [b"match"]
@@ -95,7 +95,7 @@ def test_a_broker_that_fails_continues_where_it_was() -> None:
     clock = ManualClock()
     messages: list[tuple[bytes, int] | None] = [(b"a", 1)]
     queues = Queues(messages)
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, queues)
         tail = MessageTail(cluster, TailRequest("orders", EARLIEST), clock)
         assert poll_all(tail) == [b"a"]
@@ -111,7 +111,7 @@ def test_a_broker_that_fails_continues_where_it_was() -> None:
 
 def test_a_queue_that_is_created_later_is_read_from_its_beginning() -> None:
     clock = ManualClock()
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, Queues([(b"old", 1)]))
         tail = MessageTail(cluster, TailRequest("orders", LATEST), clock)
         assert tail.poll() == []
@@ -121,14 +121,14 @@ def test_a_queue_that_is_created_later_is_read_from_its_beginning() -> None:
 
 
 def test_a_tail_of_an_unknown_topic_is_an_error() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, Queues([]))
         with pytest.raises(NoRoute, match="there is no topic nowhere"):
             MessageTail(cluster, TailRequest("nowhere"), ManualClock()).poll()
 
 
 def test_an_id_with_the_address_of_a_broker_is_a_position_in_its_log() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.VIEW_MESSAGE_BY_ID] = json_response(record(b"x", 3))
         host, _, port = broker.address.rpartition(":")
         offset_id = encode_offset_id(encode_host(host, int(port)), 4099)
@@ -138,7 +138,7 @@ def test_an_id_with_the_address_of_a_broker_is_a_position_in_its_log() -> None:
 
 
 def test_any_other_id_is_a_unique_key() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.QUERY_MESSAGE] = json_response(record(b"x", 3))
         offset_id = encode_offset_id(encode_host("10.9.8.7", 1), 4099)
         [message] = find_by_id(cluster, offset_id, "orders")
@@ -149,7 +149,7 @@ def test_any_other_id_is_a_unique_key() -> None:
 
 def test_a_pull_that_starts_behind_the_offset_finds_nothing() -> None:
     """A broker may return the next message that is still stored."""
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.PULL_MESSAGE] = json_response(record(b"x", 3))
         assert find_by_offset(cluster, "orders", 0, 2) == []
         assert len(find_by_offset(cluster, "orders", 0, 3)) == 1

@@ -20,19 +20,19 @@ from escrowmq.remoting.bodies_admin import ClientEntry, ConsumeOffset, ConsumerC
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.support.fake_broker import FakeBroker, json_response, queue
+from tests.support.scripted_broker import ScriptedBroker, json_response, queue_name
 
 
 def test_topics_that_do_not_exist_are_left_out() -> None:
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.serve_topic("orders", (0, 5), (2, 3))
         offsets = topic_offsets(connection, ["gone", "orders"])
     assert list(offsets) == ["orders"]
-    assert offsets["orders"][queue("orders", 1)].min_offset == 2
+    assert offsets["orders"][queue_name("orders", 1)].min_offset == 2
 
 
 def test_any_other_refusal_is_raised() -> None:
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.responses[RequestCode.GET_TOPIC_STATS_INFO] = lambda request: encode_response(
             request, code=ResponseCode.NO_PERMISSION, remark="not allowed"
         )
@@ -54,7 +54,7 @@ def test_groups_without_connected_members_are_left_out() -> None:
         )
         return encode_response(request, body=encode_body(body))
 
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.responses[RequestCode.GET_CONSUMER_CONNECTION_LIST] = respond
         connections = consumer_connections(connection, ["asleep", "awake"])
     assert list(connections) == ["awake"]
@@ -62,14 +62,14 @@ def test_groups_without_connected_members_are_left_out() -> None:
 
 
 def test_a_response_that_is_no_object_is_refused() -> None:
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.responses[RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG] = json_response(b"[1]")
         with pytest.raises(BrokenBody, match="not a JSON object but list"):
             group_configs(connection)
 
 
 def test_settings_are_read_from_properties_with_comments() -> None:
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.responses[RequestCode.GET_BROKER_CONFIG] = json_response(
             b"#Wed Jan 1\nlistenPort=10911\n secret = ***\nodd line\n"
         )

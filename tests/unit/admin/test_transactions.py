@@ -22,7 +22,7 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.support.fake_broker import FakeBroker
+from tests.support.scripted_broker import ScriptedBroker
 
 
 def entry(transaction_id: str, state: str = "open") -> TransactionEntry:
@@ -60,7 +60,7 @@ def listed_ids(cluster: Cluster, state: str | None = None) -> list[str]:
 
 
 def test_a_list_is_read_page_by_page() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.LIST_TRANSACTIONS] = pages(
             [entry("A"), entry("B")], [entry("C")]
         )
@@ -68,7 +68,7 @@ def test_a_list_is_read_page_by_page() -> None:
 
 
 def test_a_decided_transaction_whose_half_was_moved_is_listed_once() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.LIST_TRANSACTIONS] = pages(
             [entry("A", "committed"), entry("B", "committed")], [entry("A", "committed")]
         )
@@ -76,7 +76,7 @@ def test_a_decided_transaction_whose_half_was_moved_is_listed_once() -> None:
 
 
 def test_a_broker_without_such_requests_is_a_failure() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.LIST_TRANSACTIONS] = lambda request: encode_response(
             request, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         )
@@ -86,7 +86,7 @@ def test_a_broker_without_such_requests_is_a_failure() -> None:
 
 
 def test_a_transaction_that_a_broker_does_not_have_is_no_failure() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.SHOW_TRANSACTION] = lambda request: encode_response(
             request, code=ResponseCode.QUERY_NOT_FOUND, remark="none"
         )
@@ -117,7 +117,7 @@ def test_each_decision_has_its_own_result() -> None:
         )
         return encode_response(request, header)
 
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.SETTLE_TRANSACTION] = respond
         results = settle(cluster, "A", "B", "C")
     assert [(result.state, result.was_already_decided, result.error) for result in results] == [
@@ -134,7 +134,7 @@ def test_a_connection_that_breaks_leaves_the_remaining_decisions_unknown() -> No
         header = SettleTransactionResponse(transaction_id="A", state="committed")
         return encode_response(request, header)
 
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.SETTLE_TRANSACTION] = respond
         results = settle(cluster, "A", "B", "C")
     assert [result.state for result in results] == ["committed", "", ""]

@@ -20,7 +20,7 @@ from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.server.remoting_server import RemotingServer, RequestHandler, ServerConnection
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_pull, a_send
+from tests.support.broker_requests import FakeChannel, pull_request, send_request
 from tests.support.stores import HOST
 
 # What only the front knows of its broker; the fake leaves it out.
@@ -103,13 +103,13 @@ def real_responses(respond: Response, request: Request[Any]) -> list[Answer]:
 def fake_responses(respond: Response, request: Request[Any]) -> list[Answer]:
     channel = FakeChannel()
     respond(channel, request)
-    return channel.answers()
+    return channel.responses()
 
 
 @pytest.mark.parametrize("name", RESPONSES)
 def test_the_fake_channel_records_what_the_real_one_sends(name: str) -> None:
-    [real] = real_responses(RESPONSES[name], a_pull())
-    [fake] = fake_responses(RESPONSES[name], a_pull())
+    [real] = real_responses(RESPONSES[name], pull_request())
+    [fake] = fake_responses(RESPONSES[name], pull_request())
     for field in FRONT_FIELDS:
         real.ext_fields.pop(field, None)
     assert fake == real
@@ -117,7 +117,7 @@ def test_the_fake_channel_records_what_the_real_one_sends(name: str) -> None:
 
 @pytest.mark.parametrize("name", RESPONSES)
 def test_a_one_way_request_gets_no_response(name: str) -> None:
-    request = a_send(one_way=FLAG_ONEWAY)
+    request = send_request(one_way=FLAG_ONEWAY)
     assert real_responses(RESPONSES[name], request) == []
     assert fake_responses(RESPONSES[name], request) == []
 
@@ -128,4 +128,4 @@ def test_a_response_that_no_frame_can_hold_is_refused() -> None:
 
     for responses in (real_responses, fake_responses):
         with pytest.raises(LocalProtocolError):
-            responses(respond, a_pull())
+            responses(respond, pull_request())

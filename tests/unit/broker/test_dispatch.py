@@ -31,7 +31,7 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from escrowmq.remoting.requests import REQUESTS
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeChannel, a_pull, a_send
+from tests.support.broker_requests import FakeChannel, pull_request, send_request
 from tests.support.stores import HOST, open_store
 
 # Requests that a client sends in normal operation. All others are for administrators.
@@ -139,8 +139,8 @@ def test_a_handler_may_override_the_code_also_by_a_base_class() -> None:
 
 def respond(error: Exception) -> list[tuple[int, str]]:
     channel = FakeChannel()
-    respond_error(channel, a_pull(), error)
-    return [(answer.code, answer.remark) for answer in channel.answers()]
+    respond_error(channel, pull_request(), error)
+    return [(answer.code, answer.remark) for answer in channel.responses()]
 
 
 def test_an_expected_error_is_responded_to_with_its_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,6 +158,6 @@ def test_a_bug_is_logged_and_its_text_is_not_sent(caplog: pytest.LogCaptureFixtu
 
 def test_a_one_way_request_gets_no_error_response() -> None:
     channel = FakeChannel()
-    request = a_send(one_way=FLAG_ONEWAY)
+    request = send_request(one_way=FLAG_ONEWAY)
     assert respond_error(channel, request, StoreFull("full")) == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert channel.answers() == []
+    assert channel.responses() == []

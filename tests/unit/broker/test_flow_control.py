@@ -13,7 +13,7 @@ from escrowmq.config import Config, OverloadConfig, StoreConfig
 from escrowmq.config.settings import FRAME_BYTES_MAX, MIB
 from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeChannel, a_pull, a_send, bodies
+from tests.support.broker_requests import FakeChannel, bodies, pull_request, send_request
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
 OK, BUSY = 0, 2
@@ -35,11 +35,11 @@ class Bench:
         for request in requests:
             self.broker.handle(channel, request, at_ms)
         self.broker.end_turn(at_ms)
-        return [answer.code for answer in channel.answers()]
+        return [answer.code for answer in channel.responses()]
 
 
 def sends(count: int, **changes: Any) -> list[Any]:
-    return [a_send(**changes) for _ in range(count)]
+    return [send_request(**changes) for _ in range(count)]
 
 
 def test_each_connection_has_a_rate_of_its_own() -> None:
@@ -55,16 +55,16 @@ def test_a_topic_has_one_rate_for_all_connections() -> None:
     bench = Bench(topic_sends_max=2)
     assert bench.codes(*sends(2)) == [OK, OK]
     assert bench.codes(*sends(1), channel=FakeChannel("127.0.0.1:2")) == [BUSY]
-    assert bench.codes(a_send("other")) == [OK]
+    assert bench.codes(send_request("other")) == [OK]
     assert bench.broker.flow_control.refused_by_limit == {"topic": 1}
 
 
 @pytest.mark.parametrize("limit", ["connection_send_bytes_max", "topic_send_bytes_max"])
 def test_a_message_longer_than_the_byte_rate_is_accepted(limit: str) -> None:
     bench = Bench(TINY, **{limit: 100})
-    assert bench.codes(a_send(body=b"x" * 250)) == [OK]
-    assert bench.codes(a_send(body=b"x"), at_ms=NOW_MS + 1_400) == [BUSY]
-    assert bench.codes(a_send(body=b"x"), at_ms=NOW_MS + 1_600) == [OK]
+    assert bench.codes(send_request(body=b"x" * 250)) == [OK]
+    assert bench.codes(send_request(body=b"x"), at_ms=NOW_MS + 1_400) == [BUSY]
+    assert bench.codes(send_request(body=b"x"), at_ms=NOW_MS + 1_600) == [OK]
 
 
 def item(body: bytes) -> bytes:
@@ -73,28 +73,28 @@ def item(body: bytes) -> bytes:
 
 def test_each_message_of_a_batch_counts() -> None:
     bench = Bench(connection_sends_max=3)
-    batch = a_send(body=item(b"a") + item(b"b") + item(b"c") + item(b"d"), batch=True)
+    batch = send_request(body=item(b"a") + item(b"b") + item(b"c") + item(b"d"), batch=True)
     assert bench.codes(batch) == [OK]
-    assert bench.codes(a_send(), at_ms=NOW_MS + 300) == [BUSY]
-    assert bench.codes(a_send(), at_ms=NOW_MS + 400) == [OK]
+    assert bench.codes(send_request(), at_ms=NOW_MS + 300) == [BUSY]
+    assert bench.codes(send_request(), at_ms=NOW_MS + 400) == [OK]
 
 
 def test_sends_that_the_handler_refuses_cost_nothing() -> None:
     bench = Bench(connection_sends_max=1)
     assert OK not in bench.codes(*sends(3, queue_id=99))
-    assert bench.codes(a_send()) == [OK]
+    assert bench.codes(send_request()) == [OK]
 
 
 def test_while_the_disk_is_behind_sends_are_refused_and_pulls_are_not() -> None:
     large = replace(TINY, segment_bytes=32 * MIB, message_bytes_max=9 * MIB)
     bench = Bench(large, unflushed_bytes_max=FRAME_BYTES_MAX)
     assert bench.codes(*sends(2, body=b"x" * 9 * MIB)) == [OK, OK]
-    assert bench.codes(a_send()) == [BUSY]
-    assert bench.codes(a_pull()) == [OK]
+    assert bench.codes(send_request()) == [BUSY]
+    assert bench.codes(pull_request()) == [OK]
     bench.store.flush()
     bench.broker.tick(NOW_MS + 100)
     bench.broker.end_turn(NOW_MS + 100)
-    assert bench.codes(a_send()) == [OK]
+    assert bench.codes(send_request()) == [OK]
     assert len(bodies(bench.store, "T")) == 3
     assert bench.broker.flow_control.refused_by_limit == {"unflushed": 1}
 
@@ -114,7 +114,7 @@ def test_closed_connections_and_idle_topics_are_purged() -> None:
     bench = Bench(connection_sends_max=1, topic_sends_max=1)
     for number in range(100):
         channel = FakeChannel(f"127.0.0.1:{number}")
-        bench.codes(a_send(f"t{number}"), channel=channel)
+        bench.codes(send_request(f"t{number}"), channel=channel)
         bench.broker.channel_closed(channel)
     bench.broker.tick(NOW_MS + 20_000)
     # Private: what stays in memory has no public view.

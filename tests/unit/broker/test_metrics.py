@@ -19,7 +19,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, NoFields
 from escrowmq.remoting.headers_admin import TopicHeader
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask
+from tests.support.broker_requests import FakeChannel, new_request, pull_request, send_request
 from tests.support.scraping import Page, parse
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
@@ -55,12 +55,12 @@ class Bench:
 
 
 def plain(topic: str, body: bytes = b"body", **changes: Any) -> Any:
-    return a_send(topic, body, properties=UNIQUE, **changes)
+    return send_request(topic, body, properties=UNIQUE, **changes)
 
 
 def test_messages_are_counted_for_the_topic_they_were_sent_to() -> None:
     bench = Bench()
-    bench.turn(plain("T"), a_send("T"), plain("U"))
+    bench.turn(plain("T"), send_request("T"), plain("U"))
     bench.turn(plain("T", queue_id=1))
     page = bench.page()
     came = "rocketmq_messages_in_total"
@@ -86,14 +86,14 @@ def test_long_messages_are_counted_in_another_bucket() -> None:
 def test_each_message_of_a_batch_counts() -> None:
     bench = Bench()
     items = [BatchItem(flag=0, body=b"%d" % number, properties=b"") for number in range(5)]
-    bench.turn(plain("T"), a_send("T", encode_batch(items), batch=True))
+    bench.turn(plain("T"), send_request("T", encode_batch(items), batch=True))
     assert bench.page().value("rocketmq_messages_in_total", topic="T") == 6
 
 
 def test_a_delayed_message_is_counted_once_for_its_real_topic() -> None:
     bench = Bench()
     later = encode_properties({"UNIQ_KEY": "A", "DELAY": "1"}).decode()
-    bench.turn(plain("T"), a_send("T", properties=later))
+    bench.turn(plain("T"), send_request("T", properties=later))
     bench.clock.advance(ms=60_000)
     bench.broker.tick(bench.clock.now_ms())
     bench.broker.end_turn(bench.clock.now_ms())
@@ -108,7 +108,7 @@ def test_a_delayed_message_is_counted_once_for_its_real_topic() -> None:
 def test_pulled_messages_are_counted_by_topic_and_group() -> None:
     bench = Bench()
     bench.turn(plain("T"), plain("T"), plain("T"))
-    bench.turn(a_pull("T", consumer_group="g"), a_pull("T", 2, consumer_group="h"))
+    bench.turn(pull_request("T", consumer_group="g"), pull_request("T", 2, consumer_group="h"))
     page = bench.page()
     went, size = "rocketmq_messages_out_total", "rocketmq_throughput_out_total"
     assert page.value(went, topic="T", consumer_group="g", is_retry="false") == 3
@@ -119,7 +119,7 @@ def test_pulled_messages_are_counted_by_topic_and_group() -> None:
 def test_a_held_pull_is_counted_when_it_gets_its_response() -> None:
     bench = Bench()
     bench.turn(plain("T"))
-    bench.turn(a_pull("T", 1))
+    bench.turn(pull_request("T", 1))
     assert bench.page().value("escrowmq_waiting_pulls") == 1
     assert bench.page().labels("rocketmq_messages_out_total") == []
     bench.turn(plain("T"))
@@ -132,7 +132,7 @@ def test_the_lag_of_a_group_follows_sends_commits_and_time() -> None:
     bench = Bench()
     lag, age = "rocketmq_consumer_lag_messages", "rocketmq_consumer_lag_latency"
     bench.turn(*(plain("T") for _ in range(3)))
-    bench.turn(a_pull("T"))
+    bench.turn(pull_request("T"))
     bench.broker.offsets.commit("T", "g", 0, 1)
     bench.clock.advance(ms=700)
     page = bench.page()
@@ -152,9 +152,9 @@ def test_the_lag_of_a_group_follows_sends_commits_and_time() -> None:
 def test_a_deleted_topic_has_no_metrics() -> None:
     bench = Bench()
     bench.turn(plain("T"), plain("U"))
-    bench.turn(a_pull("T"), a_pull("U"))
+    bench.turn(pull_request("T"), pull_request("U"))
     bench.broker.offsets.commit("T", "g", 0, 0)
-    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")))
+    bench.turn(new_request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")))
     page = bench.page()
     topics = {labels["topic"] for _, labels, _ in page.samples if "topic" in labels}
     assert topics == {"U"}
@@ -164,8 +164,8 @@ def test_a_deleted_topic_has_no_metrics() -> None:
 def test_counters_of_deleted_topics_are_purged_without_a_scrape() -> None:
     bench = Bench()
     bench.turn(plain("T"))
-    bench.turn(a_pull("T"))
-    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")))
+    bench.turn(pull_request("T"))
+    bench.turn(new_request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")))
     bench.clock.advance(ms=60_000)
     bench.broker.tick(bench.clock.now_ms())
     assert not bench.broker.counters.messages_in
@@ -174,7 +174,12 @@ def test_counters_of_deleted_topics_are_purged_without_a_scrape() -> None:
 
 def test_requests_and_refusals_are_counted_by_code() -> None:
     bench = Bench()
-    bench.turn(plain("T"), a_send("T", queue_id=99), a_send("T", queue_id=99), a_pull("none"))
+    bench.turn(
+        plain("T"),
+        send_request("T", queue_id=99),
+        send_request("T", queue_id=99),
+        pull_request("none"),
+    )
     page = bench.page()
     requests, refusals = "escrowmq_requests_total", "escrowmq_refusals_total"
     assert page.value(requests, request_code="send_message") == 3
@@ -214,7 +219,7 @@ def test_connections_are_counted_by_group() -> None:
         "producerDataSet": [{"groupName": "p"}],
         "consumerDataSet": [{"groupName": "g", "consumeType": "CONSUME_PASSIVELY"}],
     }
-    bench.turn(ask(RequestCode.HEART_BEAT, NoFields(), json.dumps(beat).encode()))
+    bench.turn(new_request(RequestCode.HEART_BEAT, NoFields(), json.dumps(beat).encode()))
     page = bench.page()
     assert page.value("rocketmq_producer_connections") == 1
     connected = "rocketmq_consumer_connections"
@@ -227,9 +232,9 @@ def test_connections_are_counted_by_group() -> None:
 def test_dead_letters_are_counted_by_group() -> None:
     bench = Bench()
     bench.turn(plain("T"))
-    bench.turn(a_pull("T"))
+    bench.turn(pull_request("T"))
     fields = ConsumerSendMessageBack(offset=0, group="g", delay_level=-1, origin_topic="T")
-    bench.turn(ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields))
+    bench.turn(new_request(RequestCode.CONSUMER_SEND_MSG_BACK, fields))
     dead = "rocketmq_send_to_dlq_messages_total"
     assert bench.page().value(dead, consumer_group="g") == 1
 

@@ -33,8 +33,8 @@ from escrowmq.message.keys import tags_and_keys
 from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import LogOffset, NewRecord, StoredRecord, decode_record, encode_record
 from escrowmq.message.transaction import TransactionState
-from tests.support.broker_requests import a_send
-from tests.support.escrows import COMMIT, EscrowBench, an_end, position_of
+from tests.support.broker_requests import send_request
+from tests.support.escrows import COMMIT, EscrowBench, end_request, position_of
 from tests.support.stores import HOST
 
 SENT = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
@@ -174,12 +174,12 @@ def test_plain_properties_are_parsed_as_any_others(items: list[tuple[str, str]],
 )
 def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -> None:
     bench = EscrowBench()
-    bench.turn(a_send(body=b"x", properties=properties))
-    position = position_of(bench.channel.answer())
+    bench.turn(send_request(body=b"x", properties=properties))
+    position = position_of(bench.channel.response())
     assert bench.bodies() == ([] if parked else [b"x"])
     assert len(bench.coordinator.halves) == parked
     if parked:
-        assert bench.request(an_end(position, COMMIT, group="")).code == 0
+        assert bench.request(end_request(position, COMMIT, group="")).code == 0
         [record] = bench.messages()
         assert "TRAN_MSG" not in decode_properties(record.properties)
         assert bytes(record.body) == b"x"

@@ -11,7 +11,7 @@ from escrowmq.escrow.records import make_copy
 from escrowmq.message import names
 from escrowmq.message.properties import change_properties, encode_properties
 from escrowmq.message.record import LogOffset, NewRecord, StoredRecord, copy_record
-from tests.support.broker_requests import a_send, bodies, stored
+from tests.support.broker_requests import bodies, send_request, stored_records
 from tests.support.escrows import (
     COMMIT,
     CURSOR_GROUP,
@@ -19,12 +19,12 @@ from tests.support.escrows import (
     ROLLBACK,
     EscrowBench,
     HalfPosition,
-    a_batch_decision,
-    a_half,
-    a_writer_query,
-    an_end,
-    an_end_of_many,
     append_final_without_op,
+    decide_batch_request,
+    end_many_request,
+    end_request,
+    half_request,
+    query_writer_request,
     sent_checks,
     writer_state,
 )
@@ -43,15 +43,15 @@ def save_snapshot(bench: EscrowBench) -> None:
 
 
 def end_with(verdict: int) -> Callable[[EscrowBench, list[HalfPosition]], None]:
-    return lambda bench, positions: bench.turn(an_end(positions[0], verdict))
+    return lambda bench, positions: bench.turn(end_request(positions[0], verdict))
 
 
 def commit_both(bench: EscrowBench, positions: list[HalfPosition]) -> None:
-    bench.turn(an_end_of_many([*positions], COMMIT))
+    bench.turn(end_many_request([*positions], COMMIT))
 
 
 def decide_batch(bench: EscrowBench, positions: list[HalfPosition]) -> None:
-    bench.turn(a_batch_decision(0, 0, [("a", 1)]))
+    bench.turn(decide_batch_request(0, 0, [("a", 1)]))
 
 
 def strand(bench: EscrowBench, positions: list[HalfPosition]) -> None:
@@ -71,7 +71,7 @@ def move_halves(bench: EscrowBench, positions: list[HalfPosition]) -> None:
 
 
 def park(bench: EscrowBench, positions: list[HalfPosition]) -> None:
-    bench.turn(a_half("third"))
+    bench.turn(half_request("third"))
 
 
 # What is appended, and the states of both halves when the first 0, 1, 2, … records are complete.
@@ -146,9 +146,11 @@ def test_an_ordinary_message_is_not_taken_for_a_final_of_the_half_at_log_offset_
     bench = EscrowBench()
     position = bench.park("k")
     assert position == (0, 0)
-    bench.turn(a_send(body=b"x", properties="UNIQ_KEY\x01k\x02"))  # the same key, and no final
+    bench.turn(
+        send_request(body=b"x", properties="UNIQ_KEY\x01k\x02")
+    )  # the same key, and no final
     for sys_flag in (8, 0):
-        bench.turn(a_send(body=b"y", properties="UNIQ_KEY\x01u\x02", sys_flag=sys_flag))
+        bench.turn(send_request(body=b"y", properties="UNIQ_KEY\x01u\x02", sys_flag=sys_flag))
         bench = bench.killed(with_snapshot=False)
         assert bench.state(position) == OPEN
     assert bench.end(position, COMMIT).code == 0
@@ -181,7 +183,7 @@ def test_a_moved_half_of_a_batch_is_counted_once() -> None:
     position = bench.park("k", **ATTEMPT)
     move_halves(bench, [position])
     again = bench.killed()
-    assert again.request(a_batch_decision(0, 0, [("a", 1)])).code == 0
+    assert again.request(decide_batch_request(0, 0, [("a", 1)])).code == 0
     assert again.bodies() == [b"k"]
 
 
@@ -219,7 +221,7 @@ def test_a_snapshot_is_not_ahead_of_the_log() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     bench.store.flush()
-    bench.turn(an_end(position, COMMIT))
+    bench.turn(end_request(position, COMMIT))
     for _ in range(2):
         bench.broker.transactions.save(force=True)  # it waits for the flush
     again = bench.power_cut()
@@ -236,7 +238,7 @@ def test_cursors_are_not_ahead_of_the_log() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     bench.store.flush()
-    bench.turn(an_end(position, ROLLBACK))
+    bench.turn(end_request(position, ROLLBACK))
     for _ in range(3):
         bench.tick()
         bench.broker.save()
@@ -247,11 +249,11 @@ def test_cursors_are_not_ahead_of_the_log() -> None:
 
 def test_writers_are_recovered_with_and_without_a_snapshot() -> None:
     bench = EscrowBench()
-    bench.request(a_batch_decision(4, 0, []))
+    bench.request(decide_batch_request(4, 0, []))
     for with_snapshot in (False, True):
         save_snapshot(bench)
         bench = bench.killed(with_snapshot=with_snapshot)
-        assert writer_state(bench.request(a_writer_query())).batch == 4
+        assert writer_state(bench.request(query_writer_request())).batch == 4
 
 
 # --- directories of RocketMQ ---------------------------------------------------------------------
@@ -413,7 +415,7 @@ def open_for_rocketmq(bench: EscrowBench) -> list[bytes]:
     """Return the halves from the half cursor on that have no op from the op cursor on."""
     half_cursor, op_cursor = bench.cursors()
     ops = {int(body) for body in bodies(bench.store, names.OP_TOPIC)[op_cursor:]}
-    halves = stored(bench.store, names.HALF_TOPIC)[half_cursor:]
+    halves = stored_records(bench.store, names.HALF_TOPIC)[half_cursor:]
     undecided = [record for record in halves if record.queue_offset not in ops]
     tracked = {half.queue_offset for half in bench.coordinator.halves}
     assert {record.queue_offset for record in undecided} == tracked

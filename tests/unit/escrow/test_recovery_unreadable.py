@@ -13,14 +13,14 @@ import pytest
 
 from escrowmq.message import names
 from escrowmq.message.record import NewRecord, StoredRecord
-from tests.support.broker_requests import stored
+from tests.support.broker_requests import stored_records
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
     ROLLBACK,
     EscrowBench,
-    a_batch_decision,
-    a_writer_query,
+    decide_batch_request,
+    query_writer_request,
     writer_state,
 )
 from tests.support.stores import NOW_MS
@@ -105,7 +105,7 @@ def test_without_its_op_a_committed_half_is_recognised_by_its_message(has_entry:
     halves = [bench.park(f"k{number}") for number in range(3)]
     for half in halves:
         bench.end(half, COMMIT)
-    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
+    make_unreadable(bench, stored_records(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
     again = bench.killed(with_snapshot=False)
     assert [again.state_in_memory(half) for half in halves] == ["committed"] * 3
     assert again.end(halves[1], ROLLBACK).code == 3701
@@ -118,7 +118,7 @@ def test_without_its_op_a_rolled_back_half_is_open_again(has_entry: bool) -> Non
     halves = [bench.park(f"k{number}") for number in range(3)]
     for half in halves:
         bench.end(half, ROLLBACK)
-    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
+    make_unreadable(bench, stored_records(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
     again = bench.killed(with_snapshot=False)
     states = [again.state_in_memory(half) for half in halves]
     assert states == ["rolled_back", "open", "rolled_back"]
@@ -130,7 +130,7 @@ def test_an_unreadable_record_is_reported(caplog: pytest.LogCaptureFixture) -> N
     bench = EscrowBench()
     bench.end(bench.park("k"), ROLLBACK)
     bench.park("behind it")
-    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[0])
+    make_unreadable(bench, stored_records(bench.store, names.OP_TOPIC)[0])
     with caplog.at_level(logging.ERROR):
         bench.killed(with_snapshot=False)
     assert f"record unreadable topic={names.OP_TOPIC} queue_offset=0" in caplog.text
@@ -144,24 +144,26 @@ def test_an_invalid_decision_record_is_reported_and_skipped(
 ) -> None:
     bench = EscrowBench()
     append(bench, names.DECISION_TOPIC, b"no decision")
-    assert bench.request(a_batch_decision(4, 0, [])).code == 0
+    assert bench.request(decide_batch_request(4, 0, [])).code == 0
     append(bench, names.DECISION_TOPIC, b"")
     with caplog.at_level(logging.ERROR):
         again = bench.killed(with_snapshot=False)
     assert caplog.text.count("decision record unreadable") == 2
-    assert writer_state(again.request(a_writer_query())).batch == 4
+    assert writer_state(again.request(query_writer_request())).batch == 4
 
 
 @both_kinds_of_damage
 def test_the_last_decision_that_can_be_read_stands(has_entry: bool) -> None:
     bench = EscrowBench()
     for batch in (4, 5):
-        assert bench.request(a_batch_decision(batch, 0, [])).code == 0
-    assert bench.request(a_batch_decision(1, 0, [], writer="other")).code == 0
-    make_unreadable(bench, stored(bench.store, names.DECISION_TOPIC)[1], has_entry=has_entry)
+        assert bench.request(decide_batch_request(batch, 0, [])).code == 0
+    assert bench.request(decide_batch_request(1, 0, [], writer="other")).code == 0
+    make_unreadable(
+        bench, stored_records(bench.store, names.DECISION_TOPIC)[1], has_entry=has_entry
+    )
     again = bench.killed(with_snapshot=False)
-    assert writer_state(again.request(a_writer_query())).batch == 4
-    assert writer_state(again.request(a_writer_query("other"))).batch == 1
+    assert writer_state(again.request(query_writer_request())).batch == 4
+    assert writer_state(again.request(query_writer_request("other"))).batch == 1
 
 
 def test_a_check_with_an_unreadable_journal_record_does_not_count() -> None:
@@ -170,7 +172,7 @@ def test_a_check_with_an_unreadable_journal_record_does_not_count() -> None:
     bench.heartbeat(bench.channel, "p")
     bench.tick(ESCROW.immunity_ms)
     bench.tick(ESCROW.check_interval_ms)
-    first, second = stored(bench.store, names.JOURNAL_TOPIC)
+    first, second = stored_records(bench.store, names.JOURNAL_TOPIC)
     append(bench, names.JOURNAL_TOPIC, b"no step")
     make_unreadable(bench, second)
     [half] = bench.killed(with_snapshot=False).coordinator.halves

@@ -14,7 +14,7 @@ from escrowmq.escrow.writers import (
     decode_decision,
     make_decision_record,
 )
-from tests.support.broker_requests import stored
+from tests.support.broker_requests import stored_records
 from tests.support.escrows import EscrowBench
 from tests.support.stores import sample
 
@@ -130,9 +130,9 @@ def test_a_decision_is_read_as_it_was_written() -> None:
         commits=[1, 2], rolls_back=[3], by="x", writer="w", batch=4, winners=[Winner("a", 2)]
     )
     bench.store.append([make_decision_record(decision, now_ms=0), sample(0)], now_ms=0)
-    [record] = stored(bench.store, "ESCROW_DECISION")
+    [record] = stored_records(bench.store, "ESCROW_DECISION")
     assert decode_decision(record) == decision
-    [other] = stored(bench.store, "T0")
+    [other] = stored_records(bench.store, "T0")
     with pytest.raises(CorruptRecord):
         decode_decision(other)
 

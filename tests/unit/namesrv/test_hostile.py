@@ -17,13 +17,20 @@ from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import QueueRoute, TopicRoute, encode_body
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
 from escrowmq.remoting.headers import encode_header
-from tests.support.namesrv_requests import A, B, NameServerHarness, everything, topic, version
+from tests.support.namesrv_requests import (
+    A,
+    B,
+    NameServerHarness,
+    data_version,
+    topic_config,
+    visible_state,
+)
 
 STOCK = TopicRoute(
     queue_datas=[QueueRoute(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=6)]
 )
-REGISTER = registration_request(B, [topic("orders"), topic("stock")], version())
-IDENTITY = encode_header(data_version_request(A, version()).fields)
+REGISTER = registration_request(B, [topic_config("orders"), topic_config("stock")], data_version())
+IDENTITY = encode_header(data_version_request(A, data_version()).fields)
 KEY = {"namespace": "n", "key": "k"}
 BEAT = headers.BrokerHeartbeat(
     cluster_name="c",
@@ -43,7 +50,7 @@ SENT: dict[RequestCode, tuple[dict[str, str], bytes]] = {
         REGISTER.body,
     ),
     RequestCode.UNREGISTER_BROKER: (IDENTITY, b""),
-    RequestCode.QUERY_DATA_VERSION: (IDENTITY, encode_body(version())),
+    RequestCode.QUERY_DATA_VERSION: (IDENTITY, encode_body(data_version())),
     RequestCode.BROKER_HEARTBEAT: (encode_header(BEAT), b""),
     RequestCode.GET_BROKER_MEMBER_GROUP: ({"clusterName": "c", "brokerName": "a"}, b""),
     RequestCode.WIPE_WRITE_PERM_OF_BROKER: ({"brokerName": "a"}, b""),
@@ -83,7 +90,7 @@ ODD_TEXTS = ["", " ", "null", "\0", "../..", "%s%n", "{}", "\U0001f4a3", "a;b:1"
 @pytest.fixture
 def harness() -> NameServerHarness:
     harness = NameServerHarness()
-    harness.register(A, topic("orders"), topic("TBW102", perm=7))
+    harness.register(A, topic_config("orders"), topic_config("TBW102", perm=7))
     harness.server.kv_config.put("n", "k", "v")
     return harness
 
@@ -100,7 +107,7 @@ every_field = pytest.mark.parametrize(
 
 @every_request
 def test_the_unchanged_requests_succeed(harness: NameServerHarness, code: RequestCode) -> None:
-    reply = harness.ask(code, *SENT[code])
+    reply = harness.call(code, *SENT[code])
     assert reply.code == 0, reply.remark
 
 
@@ -111,11 +118,11 @@ def test_a_field_that_is_missing_is_named(
     harness: NameServerHarness, code: RequestCode, name: str
 ) -> None:
     fields, body = SENT[code]
-    before = everything(harness.server)
-    reply = harness.ask(code, {key: text for key, text in fields.items() if key != name}, body)
+    before = visible_state(harness.server)
+    reply = harness.call(code, {key: text for key, text in fields.items() if key != name}, body)
     assert reply.code == 1
     assert name in reply.remark
-    assert everything(harness.server) == before
+    assert visible_state(harness.server) == before
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
@@ -125,12 +132,12 @@ def test_a_field_with_odd_text_gets_a_response(
 ) -> None:
     fields, body = SENT[code]
     for odd in ODD_TEXTS + NO_NUMBERS:
-        before = everything(harness.server)
-        reply = harness.ask(code, fields | {name: odd}, body, serializer=serializer)
+        before = visible_state(harness.server)
+        reply = harness.call(code, fields | {name: odd}, body, serializer=serializer)
         if reply.code:
             assert reply.remark
             assert len(reply.remark) < 1_000
-            assert everything(harness.server) == before, odd
+            assert visible_state(harness.server) == before, odd
 
 
 @pytest.mark.parametrize("name", ["brokerId", "heartbeatTimeoutMillis", "bodyCrc32"])
@@ -139,11 +146,11 @@ def test_a_registration_with_an_invalid_number_is_refused(
     harness: NameServerHarness, name: str, odd: str
 ) -> None:
     fields, body = SENT[RequestCode.REGISTER_BROKER]
-    before = everything(harness.server)
-    reply = harness.ask(RequestCode.REGISTER_BROKER, fields | {name: odd}, body)
+    before = visible_state(harness.server)
+    reply = harness.call(RequestCode.REGISTER_BROKER, fields | {name: odd}, body)
     assert reply.code == 1
     assert name in reply.remark
-    assert everything(harness.server) == before
+    assert visible_state(harness.server) == before
 
 
 @pytest.mark.parametrize("odd", ["0", "86400001", str(2**63 - 1)])
@@ -151,18 +158,20 @@ def test_a_time_limit_of_nothing_or_of_years_is_refused(
     harness: NameServerHarness, odd: str
 ) -> None:
     fields, body = SENT[RequestCode.REGISTER_BROKER]
-    reply = harness.ask(RequestCode.REGISTER_BROKER, fields | {"heartbeatTimeoutMillis": odd}, body)
+    reply = harness.call(
+        RequestCode.REGISTER_BROKER, fields | {"heartbeatTimeoutMillis": odd}, body
+    )
     assert (reply.code, "heartbeatTimeoutMillis" in reply.remark) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["brokerName", "brokerAddr", "clusterName", "haServerAddr"])
 def test_a_registration_with_a_huge_name_is_refused(harness: NameServerHarness, name: str) -> None:
     fields, body = SENT[RequestCode.REGISTER_BROKER]
-    before = everything(harness.server)
-    reply = harness.ask(RequestCode.REGISTER_BROKER, fields | {name: HUGE}, body)
+    before = visible_state(harness.server)
+    reply = harness.call(RequestCode.REGISTER_BROKER, fields | {name: HUGE}, body)
     assert reply.code == 1
     assert reply.remark.startswith(f"{name} has 100000 characters, the limit is 512")
-    assert everything(harness.server) == before
+    assert visible_state(harness.server) == before
 
 
 BODIES = [
@@ -198,9 +207,9 @@ def test_a_body_that_cannot_be_read_is_refused(
     harness: NameServerHarness, code: RequestCode, body: bytes
 ) -> None:
     fields = SENT[code][0] | {"bodyCrc32": "0"}
-    before = everything(harness.server)
+    before = visible_state(harness.server)
     for ask_version in (36, 479):
-        reply = harness.ask(code, fields, body, version=ask_version)
+        reply = harness.call(code, fields, body, version=ask_version)
         if ask_version == 36 and code == RequestCode.REGISTER_BROKER and reply.code == 0:
             # To a broker as old as that, none of these keys mean anything.
             assert body.startswith(b"{")
@@ -208,7 +217,7 @@ def test_a_body_that_cannot_be_read_is_refused(
             continue
         assert reply.code == 1
         assert reply.remark
-        assert everything(harness.server) == before
+        assert visible_state(harness.server) == before
 
 
 def changed_topic(**fields: Any) -> bytes:
@@ -237,12 +246,12 @@ def changed_topic(**fields: Any) -> bytes:
 def test_one_bad_topic_refuses_the_whole_registration(
     harness: NameServerHarness, fields: dict[str, Any], why: str
 ) -> None:
-    before = everything(harness.server)
+    before = visible_state(harness.server)
     sent = SENT[RequestCode.REGISTER_BROKER][0] | {"bodyCrc32": "0"}
-    reply = harness.ask(RequestCode.REGISTER_BROKER, sent, changed_topic(**fields))
+    reply = harness.call(RequestCode.REGISTER_BROKER, sent, changed_topic(**fields))
     assert reply.code == 1
     assert why in reply.remark
-    assert everything(harness.server) == before
+    assert visible_state(harness.server) == before
 
 
 @pytest.mark.parametrize("perm", [-1, 16])
@@ -251,7 +260,7 @@ def test_a_single_topic_with_a_bad_permission_is_refused(
 ) -> None:
     queues = QueueRoute(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=perm)
     body = encode_body(TopicRoute(queue_datas=[queues]))
-    before = everything(harness.server)
-    reply = harness.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "stock"}, body)
+    before = visible_state(harness.server)
+    reply = harness.call(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "stock"}, body)
     assert (reply.code, "perm" in reply.remark) == (1, True)
-    assert everything(harness.server) == before
+    assert visible_state(harness.server) == before

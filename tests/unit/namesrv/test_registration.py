@@ -24,7 +24,7 @@ from escrowmq.namesrv.registration import (
 from escrowmq.remoting.codes import FLAG_RESPONSE, RequestCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import encode_header
-from tests.support.namesrv_requests import SLAVE, A, NameServerHarness, topic, version
+from tests.support.namesrv_requests import SLAVE, A, NameServerHarness, data_version, topic_config
 
 
 def answered(code: int = 0, remark: str = "", **ext_fields: str) -> Command:
@@ -33,7 +33,7 @@ def answered(code: int = 0, remark: str = "", **ext_fields: str) -> Command:
 
 def test_a_registration_has_what_rocketmq_demands() -> None:
     orders = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4, attributes={})
-    asked = registration_request(A, [orders], version(2))
+    asked = registration_request(A, [orders], data_version(2))
     assert asked.code == RequestCode.REGISTER_BROKER
     assert encode_header(asked.fields) == {
         "brokerName": "a",
@@ -69,7 +69,7 @@ def test_a_time_limit_of_our_own_is_sent() -> None:
     card = BrokerDescription(
         cluster="c", name="a", address="x:1", ha_address="", heartbeat_timeout_ms=10_000
     )
-    fields = encode_header(registration_request(card, [], version()).fields)
+    fields = encode_header(registration_request(card, [], data_version()).fields)
     assert fields["heartbeatTimeoutMillis"] == "10000"
 
 
@@ -77,7 +77,7 @@ def test_a_time_limit_of_our_own_is_sent() -> None:
     ("asked", "code"),
     [
         (unregistration_request(SLAVE), RequestCode.UNREGISTER_BROKER),
-        (data_version_request(SLAVE, version()), RequestCode.QUERY_DATA_VERSION),
+        (data_version_request(SLAVE, data_version()), RequestCode.QUERY_DATA_VERSION),
     ],
 )
 def test_the_other_requests_identify_the_broker(asked: RegistrationRequest, code: int) -> None:
@@ -92,22 +92,26 @@ def test_the_other_requests_identify_the_broker(asked: RegistrationRequest, code
 
 def test_a_broker_registers_asks_and_unregisters() -> None:
     harness = NameServerHarness()
-    reply = harness.make(data_version_request(A, version(1)))
+    reply = harness.call_registration(data_version_request(A, data_version(1)))
     assert parse_data_version_response(reply.command, reply.body) == DataVersionResult(True, None)
-    reply = harness.make(registration_request(A, [topic("orders")], version(1)))
+    reply = harness.call_registration(
+        registration_request(A, [topic_config("orders")], data_version(1))
+    )
     assert parse_registration_response(reply.command, reply.body) == RegistrationResult()
-    reply = harness.make(data_version_request(A, version(1)))
+    reply = harness.call_registration(data_version_request(A, data_version(1)))
     assert parse_data_version_response(reply.command, reply.body) == DataVersionResult(
-        False, version(1)
+        False, data_version(1)
     )
     put = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders", "value": "a:4"}
-    harness.ask(RequestCode.PUT_KV_CONFIG, put)
-    reply = harness.make(registration_request(SLAVE, [], version(1)))
+    harness.call(RequestCode.PUT_KV_CONFIG, put)
+    reply = harness.call_registration(registration_request(SLAVE, [], data_version(1)))
     assert parse_registration_response(reply.command, reply.body) == RegistrationResult(
         A.address, A.ha_address, {"orders": "a:4"}
     )
     for card in (A, SLAVE):
-        parse_unregistration_response(harness.make(unregistration_request(card)).command)
+        parse_unregistration_response(
+            harness.call_registration(unregistration_request(card)).command
+        )
     assert harness.server.routes.broker_count == 0
 
 

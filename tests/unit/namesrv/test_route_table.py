@@ -10,7 +10,7 @@ from escrowmq.errors import RequestRefused
 from escrowmq.message.topic_config import DataVersion
 from escrowmq.namesrv.route_table import BrokerRegistration, MasterInfo, RouteTable
 from escrowmq.remoting.bodies import QueueRoute
-from tests.support.namesrv_requests import NOW, topic, version
+from tests.support.namesrv_requests import NOW_MS, data_version, topic_config
 
 MASTER = BrokerRegistration(
     cluster="c",
@@ -19,18 +19,20 @@ MASTER = BrokerRegistration(
     address="m:1",
     ha_address="m:2",
     acting_master=False,
-    topics=(topic("orders"), topic("TBW102", 8, perm=7)),
-    version=version(1),
+    topics=(topic_config("orders"), topic_config("TBW102", 8, perm=7)),
+    version=data_version(1),
 )
 SLAVE = replace(MASTER, broker_id=1, address="s:1", ha_address="s:2")
-OTHER = replace(MASTER, name="b", address="o:1", topics=(topic("orders", 2), topic("stock")))
+OTHER = replace(
+    MASTER, name="b", address="o:1", topics=(topic_config("orders", 2), topic_config("stock"))
+)
 LINE, OTHER_LINE = object(), object()
 
 
 def table(*registrations: BrokerRegistration) -> RouteTable:
     routes = RouteTable()
     for each in registrations:
-        routes.register(each, LINE, now_ms=NOW)
+        routes.register(each, LINE, now_ms=NOW_MS)
     return routes
 
 
@@ -64,7 +66,7 @@ def test_a_first_registration_makes_a_route_of_every_topic() -> None:
 
 
 def test_a_first_registration_with_a_single_topic_is_accepted() -> None:
-    assert table(replace(MASTER, topics=(topic("orders"),))).topics() == ["orders"]
+    assert table(replace(MASTER, topics=(topic_config("orders"),))).topics() == ["orders"]
 
 
 def test_a_broker_without_topics_is_a_broker_too() -> None:
@@ -81,60 +83,62 @@ def test_a_topic_on_two_brokers_has_both_in_its_route() -> None:
 
 
 def test_a_changed_topic_is_taken_when_the_data_version_has_moved() -> None:
-    changed = replace(MASTER, topics=(topic("orders", 16),), version=version(2))
+    changed = replace(MASTER, topics=(topic_config("orders", 16),), version=data_version(2))
     assert queues(table(MASTER, changed), "orders").read_queue_nums == 16
 
 
 @pytest.mark.parametrize(
     "moved",
     [
-        DataVersion(state_version=1, timestamp=NOW, counter=1),
-        DataVersion(state_version=0, timestamp=NOW + 1, counter=1),
-        DataVersion(state_version=0, timestamp=NOW, counter=0),
+        DataVersion(state_version=1, timestamp=NOW_MS, counter=1),
+        DataVersion(state_version=0, timestamp=NOW_MS + 1, counter=1),
+        DataVersion(state_version=0, timestamp=NOW_MS, counter=0),
     ],
     ids=["state", "timestamp", "counter, downwards"],
 )
 def test_any_part_of_the_data_version_counts(moved: DataVersion) -> None:
-    changed = replace(MASTER, topics=(topic("orders", 16),), version=moved)
+    changed = replace(MASTER, topics=(topic_config("orders", 16),), version=moved)
     assert queues(table(MASTER, changed), "orders").read_queue_nums == 16
 
 
 def test_a_changed_topic_goes_unnoticed_under_the_same_data_version() -> None:
-    changed = replace(MASTER, topics=(topic("orders", 16),))
+    changed = replace(MASTER, topics=(topic_config("orders", 16),))
     assert queues(table(MASTER, changed), "orders").read_queue_nums == 4
 
 
 def test_a_new_topic_is_taken_under_the_same_data_version() -> None:
-    more = replace(MASTER, topics=(topic("stock"),))
+    more = replace(MASTER, topics=(topic_config("stock"),))
     assert table(MASTER, more).topics() == ["TBW102", "orders", "stock"]
 
 
 def test_topics_that_a_registration_leaves_out_are_kept() -> None:
-    less = replace(MASTER, topics=(topic("stock"),), version=version(2))
+    less = replace(MASTER, topics=(topic_config("stock"),), version=data_version(2))
     assert table(MASTER, less).topics() == ["TBW102", "orders", "stock"]
 
 
 def test_a_slave_is_told_where_its_master_is() -> None:
     routes = RouteTable()
-    assert routes.register(SLAVE, LINE, now_ms=NOW) == MasterInfo()
-    assert routes.register(MASTER, LINE, now_ms=NOW) == MasterInfo()
-    assert routes.register(SLAVE, LINE, now_ms=NOW) == MasterInfo("m:1", "m:2")
+    assert routes.register(SLAVE, LINE, now_ms=NOW_MS) == MasterInfo()
+    assert routes.register(MASTER, LINE, now_ms=NOW_MS) == MasterInfo()
+    assert routes.register(SLAVE, LINE, now_ms=NOW_MS) == MasterInfo("m:1", "m:2")
     assert addresses(routes) == {0: "m:1", 1: "s:1"}
 
 
 def test_a_slaves_topics_do_not_count_beside_its_master() -> None:
-    slave = replace(SLAVE, topics=(topic("orders", 16), topic("stock")), version=version(9))
+    slave = replace(
+        SLAVE, topics=(topic_config("orders", 16), topic_config("stock")), version=data_version(9)
+    )
     routes = table(MASTER, slave)
     assert routes.topics() == ["TBW102", "orders"]
     assert queues(routes, "orders").read_queue_nums == 4
 
 
 def test_without_a_master_the_lowest_slave_defines_the_topics() -> None:
-    second = replace(SLAVE, broker_id=2, address="t:1", topics=(topic("stock"),))
+    second = replace(SLAVE, broker_id=2, address="t:1", topics=(topic_config("stock"),))
     routes = table(SLAVE, second)
     assert routes.topics() == ["TBW102", "orders"]
     routes.unregister("c", "a", "s:1")
-    routes.register(second, LINE, now_ms=NOW)
+    routes.register(second, LINE, now_ms=NOW_MS)
     assert "stock" in routes.topics()
 
 
@@ -148,7 +152,7 @@ def test_a_slave_that_acts_as_master_is_not_written_to() -> None:
     assert queues(routes, "orders").perm == 6
     routes.unregister("c", "a", "m:1")
     assert queues(routes, "orders").perm == 4
-    routes.register(master, LINE, now_ms=NOW)
+    routes.register(master, LINE, now_ms=NOW_MS)
     assert queues(routes, "orders").perm == 6
 
 
@@ -162,7 +166,7 @@ def test_an_address_under_a_new_id_is_moved_and_keeps_its_topics() -> None:
 
 
 def test_an_address_under_a_new_name_leaves_the_old_one() -> None:
-    routes = table(MASTER, replace(MASTER, name="renamed", topics=(topic("stock"),)))
+    routes = table(MASTER, replace(MASTER, name="renamed", topics=(topic_config("stock"),)))
     assert routes.clusters() == {"c": ["renamed"]}
     assert routes.topics() == ["stock"]
 
@@ -175,28 +179,30 @@ def test_a_broker_may_come_back_under_another_cluster() -> None:
 def test_a_name_that_another_cluster_uses_is_refused() -> None:
     routes = table(MASTER)
     with pytest.raises(RequestRefused, match="belongs to cluster c, at m:1"):
-        routes.register(replace(MASTER, cluster="d", address="n:1"), LINE, now_ms=NOW)
+        routes.register(replace(MASTER, cluster="d", address="n:1"), LINE, now_ms=NOW_MS)
     assert routes.clusters() == {"c": ["a"]}
 
 
 def test_the_same_id_from_another_address_takes_over() -> None:
-    routes = table(MASTER, replace(MASTER, address="n:1", topics=(topic("orders", 16),)))
+    routes = table(MASTER, replace(MASTER, address="n:1", topics=(topic_config("orders", 16),)))
     assert addresses(routes) == {0: "n:1"}
     assert queues(routes, "orders").read_queue_nums == 16
-    assert routes.heartbeat("c", "m:1", now_ms=NOW) is None
+    assert routes.heartbeat("c", "m:1", now_ms=NOW_MS) is None
 
 
 def test_of_two_addresses_for_one_id_the_lower_state_version_loses() -> None:
-    routes = table(replace(MASTER, version=version(state=2)))
+    routes = table(replace(MASTER, version=data_version(state=2)))
     with pytest.raises(RequestRefused, match="m:1 with state version 2; n:1 has 1"):
-        routes.register(replace(MASTER, address="n:1", version=version(state=1)), LINE, now_ms=NOW)
+        routes.register(
+            replace(MASTER, address="n:1", version=data_version(state=1)), LINE, now_ms=NOW_MS
+        )
     assert addresses(routes) == {0: "m:1"}
 
 
 def test_a_rejected_address_keeps_its_previous_id() -> None:
-    routes = table(replace(MASTER, version=version(state=2)), SLAVE)
+    routes = table(replace(MASTER, version=data_version(state=2)), SLAVE)
     with pytest.raises(RequestRefused):
-        routes.register(replace(SLAVE, broker_id=0), LINE, now_ms=NOW)
+        routes.register(replace(SLAVE, broker_id=0), LINE, now_ms=NOW_MS)
     assert addresses(routes) == {0: "m:1", 1: "s:1"}
 
 
@@ -233,41 +239,41 @@ def test_unregistering_another_broker_changes_nothing(
 
 def test_a_broker_expires_after_120_seconds_without_heartbeat() -> None:
     routes = table(MASTER)
-    assert routes.expire(now_ms=NOW + 120_000) == {}
-    assert routes.expire(now_ms=NOW + 120_001) == {"m:1": LINE}
+    assert routes.expire(now_ms=NOW_MS + 120_000) == {}
+    assert routes.expire(now_ms=NOW_MS + 120_001) == {"m:1": LINE}
     assert routes.topics() == []
 
 
 def test_a_broker_may_ask_for_another_time_limit() -> None:
     routes = table(replace(MASTER, heartbeat_timeout_ms=10_000))
-    assert routes.expire(now_ms=NOW + 10_000) == {}
-    assert routes.expire(now_ms=NOW + 10_001) == {"m:1": LINE}
+    assert routes.expire(now_ms=NOW_MS + 10_000) == {}
+    assert routes.expire(now_ms=NOW_MS + 10_001) == {"m:1": LINE}
 
 
 def test_a_heartbeat_restarts_the_timeout() -> None:
     routes = table(MASTER)
-    assert routes.heartbeat("c", "m:1", now_ms=NOW + 100_000) == version(1)
-    assert routes.expire(now_ms=NOW + 220_000) == {}
-    assert routes.expire(now_ms=NOW + 220_001) == {"m:1": LINE}
+    assert routes.heartbeat("c", "m:1", now_ms=NOW_MS + 100_000) == data_version(1)
+    assert routes.expire(now_ms=NOW_MS + 220_000) == {}
+    assert routes.expire(now_ms=NOW_MS + 220_001) == {"m:1": LINE}
 
 
 def test_a_heartbeat_of_an_unknown_broker_does_not_register_it() -> None:
     routes = table(MASTER)
-    assert routes.heartbeat("c", "n:1", now_ms=NOW) is None
-    assert routes.heartbeat("d", "m:1", now_ms=NOW) is None
+    assert routes.heartbeat("c", "n:1", now_ms=NOW_MS) is None
+    assert routes.heartbeat("d", "m:1", now_ms=NOW_MS) is None
     assert routes.address_count == 1
 
 
 def test_a_closed_channel_removes_its_brokers_at_once() -> None:
     routes = table(MASTER, SLAVE)
-    routes.register(OTHER, OTHER_LINE, now_ms=NOW)
+    routes.register(OTHER, OTHER_LINE, now_ms=NOW_MS)
     assert sorted(routes.channel_closed(LINE)) == ["m:1", "s:1"]
     assert routes.clusters() == {"c": ["b"]}
 
 
 def test_an_old_channel_that_closes_late_removes_nothing() -> None:
     routes = table(MASTER)
-    routes.register(MASTER, OTHER_LINE, now_ms=NOW)
+    routes.register(MASTER, OTHER_LINE, now_ms=NOW_MS)
     assert routes.channel_closed(LINE) == []
     assert addresses(routes) == {0: "m:1"}
 
@@ -284,7 +290,9 @@ def test_wiping_removes_the_write_bit_and_nothing_else() -> None:
 
 
 def test_adding_restores_the_previous_permissions() -> None:
-    routes = table(replace(MASTER, topics=(topic("orders", perm=4), topic("TBW102", perm=7))))
+    routes = table(
+        replace(MASTER, topics=(topic_config("orders", perm=4), topic_config("TBW102", perm=7)))
+    )
     routes.wipe_write_perm("a")
     assert routes.add_write_perm("a") == 2
     assert queues(routes, "orders").perm == 4
@@ -294,7 +302,11 @@ def test_adding_restores_the_previous_permissions() -> None:
 def test_a_wiped_broker_stays_wiped_when_it_registers_again() -> None:
     routes = table(MASTER)
     routes.wipe_write_perm("a")
-    routes.register(replace(MASTER, topics=(topic("stock"),), version=version(2)), LINE, now_ms=NOW)
+    routes.register(
+        replace(MASTER, topics=(topic_config("stock"),), version=data_version(2)),
+        LINE,
+        now_ms=NOW_MS,
+    )
     assert queues(routes, "orders").perm == queues(routes, "stock").perm == 4
 
 
@@ -303,7 +315,7 @@ def test_a_master_that_comes_back_is_not_wiped() -> None:
     routes.wipe_write_perm("a")
     routes.unregister("c", "a", "m:1")
     assert queues(routes, "orders").perm == 4
-    routes.register(MASTER, LINE, now_ms=NOW)
+    routes.register(MASTER, LINE, now_ms=NOW_MS)
     assert queues(routes, "orders").perm == 6
 
 
@@ -316,7 +328,7 @@ def test_a_deleted_topic_is_gone_until_its_broker_brings_it_back() -> None:
     routes = table(MASTER, OTHER)
     assert routes.delete_topic("orders") == 2
     assert routes.route("orders") is None
-    routes.register(MASTER, LINE, now_ms=NOW)
+    routes.register(MASTER, LINE, now_ms=NOW_MS)
     assert queues(routes, "orders").broker_name == "a"
 
 
@@ -363,19 +375,19 @@ def test_members_of_another_cluster_are_not_shown() -> None:
 
 def test_there_is_a_limit_to_brokers() -> None:
     routes = RouteTable(brokers_max=1)
-    routes.register(MASTER, LINE, now_ms=NOW)
+    routes.register(MASTER, LINE, now_ms=NOW_MS)
     with pytest.raises(RequestRefused, match="there are 1 brokers"):
-        routes.register(OTHER, LINE, now_ms=NOW)
-    routes.register(MASTER, LINE, now_ms=NOW)
+        routes.register(OTHER, LINE, now_ms=NOW_MS)
+    routes.register(MASTER, LINE, now_ms=NOW_MS)
     assert routes.clusters() == {"c": ["a"]}
 
 
 def test_there_is_a_limit_to_topics() -> None:
     routes = RouteTable(topics_max=2)
-    routes.register(MASTER, LINE, now_ms=NOW)
+    routes.register(MASTER, LINE, now_ms=NOW_MS)
     with pytest.raises(RequestRefused, match="1 new topics would exceed the limit of 2 topics"):
-        routes.register(OTHER, LINE, now_ms=NOW)
+        routes.register(OTHER, LINE, now_ms=NOW_MS)
     with pytest.raises(RequestRefused, match="exceed the limit"):
         routes.register_topic("stock", [queues(routes, "orders")])
-    routes.register(replace(MASTER, version=version(2)), LINE, now_ms=NOW)
+    routes.register(replace(MASTER, version=data_version(2)), LINE, now_ms=NOW_MS)
     assert (routes.broker_count, routes.topic_count) == (1, 2)

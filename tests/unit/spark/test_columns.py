@@ -20,7 +20,7 @@ from escrowmq.message.record import (
 )
 from escrowmq.spark.columns import MessageColumns
 from escrowmq.spark.schema import MESSAGE_COLUMNS, TRANSACTION_COLUMNS, Columns
-from tests.support.record_blocks import block
+from tests.support.record_blocks import encode_block
 from tests.support.stores import HOST, NOW_MS, properties
 
 COMPLETE = NewRecord(
@@ -37,9 +37,9 @@ COMPLETE = NewRecord(
 
 
 def rows(*records: NewRecord, **kinds: Any) -> list[dict[str, Any]]:
-    made = MessageColumns(block(records), kinds.get("topic", "orders"), "broker-a").to_record_batch(
-        MESSAGE_COLUMNS
-    )
+    made = MessageColumns(
+        encode_block(records), kinds.get("topic", "orders"), "broker-a"
+    ).to_record_batch(MESSAGE_COLUMNS)
     found: list[dict[str, Any]] = made.to_pylist()
     return found
 
@@ -115,7 +115,7 @@ def test_spark_and_arrow_mean_the_same_types(columns: Columns) -> None:
 
 def test_only_the_columns_that_are_wanted_in_their_order() -> None:
     chosen = MESSAGE_COLUMNS.select(["keys", "body"])
-    made = MessageColumns(block([COMPLETE]), "orders", None).to_record_batch(chosen)
+    made = MessageColumns(encode_block([COMPLETE]), "orders", None).to_record_batch(chosen)
     assert made.to_pylist() == [{"keys": "k1 k2", "body": b"\x00body"}]
 
 

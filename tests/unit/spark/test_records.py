@@ -13,7 +13,7 @@ from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import LogOffset, NewRecord, decode_record, encode_record
 from escrowmq.spark.columns import MessageColumns, PropertyTable
 from escrowmq.spark.records import Records
-from tests.support.record_blocks import block
+from tests.support.record_blocks import encode_block
 from tests.support.stores import HOST, NOW_MS
 
 HOSTS = st.sampled_from([HOST, encode_host("::1", 99), encode_host("10.1.2.3", 65_535)])
@@ -36,7 +36,7 @@ RECORDS = st.builds(
 def test_every_field_is_that_of_the_single_record(
     records: list[NewRecord], store_host: bytes
 ) -> None:
-    found = block(records, first=5, store_host=store_host)
+    found = encode_block(records, first=5, store_host=store_host)
     data = found.data.tobytes()
     alone = [
         decode_record(data, at, LogOffset(log_offset))
@@ -61,7 +61,7 @@ def test_what_is_no_record_is_refused() -> None:
 
 
 def test_a_record_at_the_wrong_place_or_with_wrong_lengths_does_not_add_up() -> None:
-    found = block([NewRecord("T", 0, b"body"), NewRecord("T", 0, b"more")])
+    found = encode_block([NewRecord("T", 0, b"body"), NewRecord("T", 0, b"more")])
     assert found.valid_mask(1000).tolist() == [True, True]
     assert found.valid_mask(1001).tolist() == [False, False]
     data = found.data.copy()
@@ -75,7 +75,7 @@ def test_properties_are_read_as_one_by_one(rows: list[bytes]) -> None:
 
 
 def check_properties(rows: list[bytes]) -> None:
-    table = PropertyTable(block([NewRecord("T", 0, b"", row) for row in rows]).properties)
+    table = PropertyTable(encode_block([NewRecord("T", 0, b"", row) for row in rows]).properties)
     alone = [decode_properties(row) for row in rows]
     found = table.as_map().to_pylist()
     assert [sorted(row) for row in found] == [sorted(one.items()) for one in alone]
@@ -111,10 +111,10 @@ def test_more_names_than_there_are_bits_are_read_too() -> None:
 
 def test_a_part_of_a_column_is_read_like_the_whole() -> None:
     rows = [b"a\x011\x02", b"a\x012", b"b\x013\x02"]
-    column = block([NewRecord("T", 0, b"", row) for row in rows]).properties
+    column = encode_block([NewRecord("T", 0, b"", row) for row in rows]).properties
     assert PropertyTable(column[1:]).values("a").to_pylist() == ["2", None]
 
 
 def test_a_property_is_found_with_its_columns() -> None:
-    found = MessageColumns(block([NewRecord("T", 0, b"", b"a\x01b\x02")]), None, None)
+    found = MessageColumns(encode_block([NewRecord("T", 0, b"", b"a\x01b\x02")]), None, None)
     assert found.property_values("a").to_pylist() == ["b"]

@@ -20,7 +20,7 @@ from escrowmq.message.record import LogOffset, NewRecord, decode_record, encode_
 from escrowmq.message.transaction import TransactionState
 from escrowmq.spark.schema import TRANSACTION_COLUMNS
 from escrowmq.spark.transaction_columns import TransactionColumns
-from tests.support.record_blocks import block
+from tests.support.record_blocks import encode_block
 from tests.support.stores import HOST, NOW_MS, properties
 
 SENT = NewRecord(
@@ -35,7 +35,7 @@ SENT = NewRecord(
 
 def rows(*records: NewRecord, first: int = 0) -> list[dict[str, Any]]:
     columns = TransactionColumns(
-        block(records, first=first), records[0].topic, "b"
+        encode_block(records, first=first), records[0].topic, "b"
     ).to_record_batch(TRANSACTION_COLUMNS)
     places = {"broker", "queue_id", "log_offset", "at", "born_time", "born_host", "queue_offset"}
     return [

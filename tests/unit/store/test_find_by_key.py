@@ -10,7 +10,7 @@ import pytest
 from escrowmq.message.keys import java_hash
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
-from tests.support.store_appends import append, found_bodies, keyed, plain
+from tests.support.store_appends import append, bodies_by_key, keyed, plain
 from tests.support.stores import (
     NOW_MS,
     TINY,
@@ -42,13 +42,13 @@ def test_keys_are_found_newest_first(
     for number in range(30):
         body = sample(number).body
         topic = sample(number).topic
-        assert found_bodies(store, topic, f"U{number:04d}") == [body]
-        assert found_bodies(store, topic, f"k{number}") == [body]
+        assert bodies_by_key(store, topic, f"U{number:04d}") == [body]
+        assert bodies_by_key(store, topic, f"k{number}") == [body]
     expected = [sample(number).body for number in range(28, -1, -2)]
-    assert found_bodies(store, "T0", "all") == expected
-    assert found_bodies(store, "T0", "all", count_max=4) == expected[:4]
-    assert found_bodies(store, "T2", "all") == []
-    assert found_bodies(store, "T0", "k") == []
+    assert bodies_by_key(store, "T0", "all") == expected
+    assert bodies_by_key(store, "T0", "all", count_max=4) == expected[:4]
+    assert bodies_by_key(store, "T2", "all") == []
+    assert bodies_by_key(store, "T0", "k") == []
 
 
 def test_keys_with_the_same_hash_are_distinguished(
@@ -59,10 +59,10 @@ def test_keys_with_the_same_hash_are_distinguished(
     for number, key in enumerate(["Aa", "BB", "Aa", "AaAa", "AaBB", "BBAa"]):
         append(store, keyed(key, b"%d" % number))
         settle(store, number)
-    assert found_bodies(store, "T", "Aa") == [b"2", b"0"]
-    assert found_bodies(store, "T", "BB") == [b"1"]
-    assert found_bodies(store, "T", "AaBB") == [b"4"]
-    assert found_bodies(store, "T", "BBBB") == []
+    assert bodies_by_key(store, "T", "Aa") == [b"2", b"0"]
+    assert bodies_by_key(store, "T", "BB") == [b"1"]
+    assert bodies_by_key(store, "T", "AaBB") == [b"4"]
+    assert bodies_by_key(store, "T", "BBBB") == []
 
 
 def test_a_topic_that_ends_like_a_key_begins_is_another_topic(
@@ -70,8 +70,8 @@ def test_a_topic_that_ends_like_a_key_begins_is_another_topic(
 ) -> None:
     append(store, keyed("b#c", b"one", topic="a"))
     settle(store, 3)
-    assert found_bodies(store, "a", "b#c") == [b"one"]
-    assert found_bodies(store, "a#b", "c") == []
+    assert bodies_by_key(store, "a", "b#c") == [b"one"]
+    assert bodies_by_key(store, "a#b", "c") == []
 
 
 def test_a_record_with_a_repeated_key_is_found_once(
@@ -79,7 +79,7 @@ def test_a_record_with_a_repeated_key_is_found_once(
 ) -> None:
     append(store, plain(b"one", properties=properties(UNIQ_KEY="k", KEYS="k k")))
     settle(store, 3)
-    assert found_bodies(store, "T", "k") == [b"one"]
+    assert bodies_by_key(store, "T", "k") == [b"one"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_time_window_includes_both_ends(
     for number, ms in enumerate((0, 500, 1500, 2500, 9000)):
         append(store, keyed("k", b"%d" % number), now_ms=NOW_MS + ms)
         settle(store, number)
-    found = found_bodies(store, "T", "k", begin_ms=NOW_MS + begin, end_ms=NOW_MS + end)
+    found = bodies_by_key(store, "T", "k", begin_ms=NOW_MS + begin, end_ms=NOW_MS + end)
     assert found == [b"%d" % number for number in expected]
 
 
@@ -115,12 +115,12 @@ def test_at_most_64_records_are_found(settle: Callable[[MessageStore, int], None
         append(store, keyed("k", b"%d" % number))
         settle(store, number)
     newest_first = [b"%d" % number for number in reversed(range(70))]
-    assert found_bodies(store, "T", "k", count_max=1000) == newest_first[:64]
-    assert found_bodies(store, "T", "k") == newest_first[:32]
+    assert bodies_by_key(store, "T", "k", count_max=1000) == newest_first[:64]
+    assert bodies_by_key(store, "T", "k") == newest_first[:32]
 
 
 def test_expired_records_are_not_found_by_key(store: MessageStore) -> None:
     append(store, *(keyed("k", b"%d" % n + b"x" * 1000) for n in range(6)))
     store.checkpoint()
     store.remove_oldest_file()
-    assert [body[:1] for body in found_bodies(store, "T", "k")] == [b"5", b"4", b"3"]
+    assert [body[:1] for body in bodies_by_key(store, "T", "k")] == [b"5", b"4", b"3"]

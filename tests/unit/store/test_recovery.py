@@ -10,18 +10,17 @@ import pytest
 
 from escrowmq.message.record import StoredRecord
 from tests.support.store_recovery import (
-    ALL,
-    HALF,
-    check_life,
+    CHECKPOINTED_COUNT,
+    SAMPLE_COUNT,
+    check_usable,
     end_of,
     flip_bit,
-    make,
+    make_store,
     overwrite,
-    place,
     read_all,
     reopen,
 )
-from tests.support.stores import NOW_MS, TINY, assert_clean, sample
+from tests.support.stores import NOW_MS, TINY, assert_clean, locate, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 
@@ -40,7 +39,7 @@ def test_an_empty_directory_is_an_empty_store(root: Path) -> None:
 
 
 def test_after_a_clean_stop_nothing_is_replayed(root: Path) -> None:
-    kept = make(root, killed=False)
+    kept = make_store(root, killed=False)
     store = reopen(root)
     found = store.recovery
     assert (found.was_clean, found.records, found.torn_reason, found.damage) == (True, 0, None, [])
@@ -48,28 +47,28 @@ def test_after_a_clean_stop_nothing_is_replayed(root: Path) -> None:
     assert (found.last_record_offset, found.stored_ms) == (kept[-1].log_offset, kept[-1].stored_ms)
     assert not found.rebuilt_queues
     assert not found.rebuilt_index
-    check_life(root, store, kept)
+    check_usable(root, store, kept)
 
 
 def test_after_a_kill_the_tail_is_replayed(root: Path) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     store = reopen(root)
     found = store.recovery
     assert (found.was_clean, found.torn_reason, found.damage) == (False, None, [])
-    assert found.scanned_from == kept[HALF].log_offset
-    assert (found.records, found.end) == (ALL - HALF, end_of(kept))
+    assert found.scanned_from == kept[CHECKPOINTED_COUNT].log_offset
+    assert (found.records, found.end) == (SAMPLE_COUNT - CHECKPOINTED_COUNT, end_of(kept))
     assert not found.rebuilt_queues
     assert not found.rebuilt_index
-    check_life(root, store, kept)
+    check_usable(root, store, kept)
 
 
 def test_after_a_kill_right_after_opening_nothing_is_replayed(root: Path) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     reopen(root).abandon()
     store = reopen(root)
     assert not store.recovery.was_clean
     assert (store.recovery.records, store.recovery.scanned_from) == (0, end_of(kept))
-    check_life(root, store, kept)
+    check_usable(root, store, kept)
 
 
 def test_prepared_and_rolled_back_records_survive_without_queue_entries(root: Path) -> None:
@@ -89,29 +88,29 @@ def test_prepared_and_rolled_back_records_survive_without_queue_entries(root: Pa
 
 def test_records_with_a_crc_survive(root: Path) -> None:
     settings = replace(TINY, sealed=True)
-    kept = make(root, killed=True, settings=settings)
-    check_life(root, reopen(root, settings), kept, settings)
+    kept = make_store(root, killed=True, settings=settings)
+    check_usable(root, reopen(root, settings), kept, settings)
 
 
 def test_crcs_can_be_enabled_and_disabled(root: Path) -> None:
     settings = replace(TINY, sealed=True)
-    kept = make(root, killed=True)
-    check_life(root, reopen(root, settings), kept, settings)
+    kept = make_store(root, killed=True)
+    check_usable(root, reopen(root, settings), kept, settings)
 
 
 # --- the torn end --------------------------------------------------------------------------------
 
 
 def test_a_log_file_cut_short_keeps_what_is_before_the_cut(root: Path) -> None:
-    kept = make(root, killed=True)
-    path, position = place(root, kept[-2].log_offset + 50)
+    kept = make_store(root, killed=True)
+    path, position = locate(root, kept[-2].log_offset + 50)
     with path.open("r+b") as file:
         file.truncate(position)
     store = reopen(root)
     assert store.recovery.torn_reason is not None
     assert store.end == kept[-2].log_offset
     assert path.stat().st_size == TINY.segment_bytes
-    check_life(root, store, kept[:-2], missing=kept[-2:])
+    check_usable(root, store, kept[:-2], missing=kept[-2:])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_a_log_file_cut_short_keeps_what_is_before_the_cut(root: Path) -> None:
 def test_a_last_record_that_was_not_written_is_cut_off(
     root: Path, tail: Callable[[StoredRecord], bytes], is_torn: bool
 ) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     overwrite(
         root, kept[-1].log_offset, tail(kept[-1])[: kept[-1].size].ljust(kept[-1].size, b"\0")
     )
@@ -135,54 +134,56 @@ def test_a_last_record_that_was_not_written_is_cut_off(
     assert (store.recovery.torn_reason is not None) == is_torn
     assert store.recovery.damage == []
     assert store.end == kept[-1].log_offset
-    check_life(root, store, kept[:-1], missing=kept[-1:])
+    check_usable(root, store, kept[:-1], missing=kept[-1:])
 
 
-@pytest.mark.parametrize("number", [HALF, HALF + 1, ALL - 2, ALL - 1])
+@pytest.mark.parametrize(
+    "number", [CHECKPOINTED_COUNT, CHECKPOINTED_COUNT + 1, SAMPLE_COUNT - 2, SAMPLE_COUNT - 1]
+)
 def test_behind_the_checkpoint_an_invalid_record_ends_the_log(root: Path, number: int) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     flip_bit(root, kept[number])
     store = reopen(root)
     assert store.recovery.torn_reason == "the body's checksum is wrong"
     assert store.recovery.damage == []
-    assert store.recovery.records == number - HALF
+    assert store.recovery.records == number - CHECKPOINTED_COUNT
     assert store.end == kept[number].log_offset
-    check_life(root, store, kept[:number], missing=kept[number:])
+    check_usable(root, store, kept[:number], missing=kept[number:])
 
 
 def test_garbage_behind_the_last_record_is_removed(root: Path) -> None:
-    kept = make(root, killed=True)
-    path, position = place(root, end_of(kept))
+    kept = make_store(root, killed=True)
+    path, position = locate(root, end_of(kept))
     garbage = b"\xda\xa3\x20\xa7" * ((TINY.segment_bytes - position) // 4)
     overwrite(root, end_of(kept), garbage)
     store = reopen(root)
     assert store.recovery.torn_reason is not None
     assert not any(path.read_bytes()[position:])
-    check_life(root, store, kept)
+    check_usable(root, store, kept)
 
 
 def test_garbage_after_a_clean_stop_is_removed_too(root: Path) -> None:
-    kept = make(root, killed=False)
+    kept = make_store(root, killed=False)
     overwrite(root, end_of(kept), b"garbage " * 12)
     store = reopen(root)
     assert store.recovery.was_clean
     assert store.recovery.torn_reason is not None
-    check_life(root, store, kept)
+    check_usable(root, store, kept)
 
 
 def test_an_old_record_behind_zeros_is_not_recovered(root: Path) -> None:
     # A drive that wrote the last sectors and not those before them.
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     overwrite(root, kept[-3].log_offset, bytes(kept[-3].size))
     store = reopen(root)
     assert store.end == kept[-3].log_offset
-    check_life(root, store, kept[:-3], missing=kept[-3:])
+    check_usable(root, store, kept[:-3], missing=kept[-3:])
 
 
 def test_an_empty_segment_is_accepted(root: Path) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     base = (end_of(kept) // TINY.segment_bytes + 1) * TINY.segment_bytes
     (root / f"commitlog/{base:020d}").write_bytes(b"")
     store = reopen(root)
     assert store.end == end_of(kept)
-    check_life(root, store, kept)
+    check_usable(root, store, kept)

@@ -11,19 +11,18 @@ from escrowmq.errors import StoreDamaged
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.store import MessageStore
 from tests.support.store_recovery import (
-    HALF,
+    CHECKPOINTED_COUNT,
     check_content,
-    check_life,
-    detached,
+    check_usable,
+    detached_copy,
     end_of,
     flip_bit,
-    make,
+    make_store,
     overwrite,
-    place,
     read_all,
     reopen,
 )
-from tests.support.stores import NOW_MS, TINY, assert_clean, fill, sample
+from tests.support.stores import NOW_MS, TINY, assert_clean, fill, locate, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 
@@ -33,12 +32,12 @@ def lose_queues(root: Path) -> None:
     shutil.rmtree(root / "consumequeue")
 
 
-@pytest.mark.parametrize("number", [0, 1, 9, HALF - 2])
+@pytest.mark.parametrize("number", [0, 1, 9, CHECKPOINTED_COUNT - 2])
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 def test_damage_below_the_checkpoint_is_skipped_and_reported(
     root: Path, number: int, killed: bool
 ) -> None:
-    kept = make(root, killed=killed)
+    kept = make_store(root, killed=killed)
     flip_bit(root, kept[number])
     lose_queues(root)
     store = reopen(root)
@@ -66,7 +65,7 @@ def check_served(store: MessageStore, rest: list[StoredRecord], gone: StoredReco
 
 
 def test_damage_to_many_neighbours_is_one_report(root: Path) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     begin, end = kept[3].log_offset, kept[6].log_offset
     overwrite(root, begin, b"\xee" * (end - begin))
     lose_queues(root)
@@ -77,9 +76,9 @@ def test_damage_to_many_neighbours_is_one_report(root: Path) -> None:
 
 
 def test_damage_at_the_end_of_a_segment_ends_with_it(root: Path) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     second = TINY.segment_bytes
-    last = max(number for number in range(HALF) if kept[number].log_offset < second)
+    last = max(number for number in range(CHECKPOINTED_COUNT) if kept[number].log_offset < second)
     begin = kept[last].log_offset
     overwrite(root, begin, b"\xee" * (second - begin))
     lose_queues(root)
@@ -98,7 +97,7 @@ def test_damage_to_the_last_record_below_the_checkpoint_loses_that_record_alone(
     store.checkpoint()
     fill(store, range(5, 10))
     store.flush()
-    kept = [detached(record) for record in store.records()]
+    kept = [detached_copy(record) for record in store.records()]
     assert end_of(kept) < TINY.segment_bytes
     store.abandon()
     flip_bit(root, kept[4])
@@ -109,28 +108,28 @@ def test_damage_to_the_last_record_below_the_checkpoint_loses_that_record_alone(
 
 
 def test_the_loss_of_the_last_durable_record_is_reported(root: Path) -> None:
-    kept = make(root, killed=False)
+    kept = make_store(root, killed=False)
     flip_bit(root, kept[-1])
     store = reopen(root)
     (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (kept[-1].log_offset, end_of(kept))
-    check_life(root, store, kept[:-1], missing=kept[-1:])
+    check_usable(root, store, kept[:-1], missing=kept[-1:])
 
 
 def test_the_loss_of_the_newest_file_is_reported(root: Path) -> None:
-    kept = make(root, killed=False)
-    path, position = place(root, end_of(kept))
+    kept = make_store(root, killed=False)
+    path, position = locate(root, end_of(kept))
     path.unlink()
     store = reopen(root)
     left = [record for record in kept if record.log_offset < end_of(kept) - position]
     (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (end_of(left), end_of(kept))
     assert damage.reason == "was durable and is missing"
-    check_life(root, store, left)
+    check_usable(root, store, left)
 
 
 def test_without_a_checkpoint_damage_in_an_older_segment_does_not_end_the_log(root: Path) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     flip_bit(root, kept[2])
     (root / "escrowmq.checkpoint").unlink()
     store = reopen(root)
@@ -140,7 +139,7 @@ def test_without_a_checkpoint_damage_in_an_older_segment_does_not_end_the_log(ro
 
 
 def test_a_missing_segment_between_two_others_is_an_error(root: Path) -> None:
-    make(root, killed=False)
+    make_store(root, killed=False)
     missing = root / f"commitlog/{TINY.segment_bytes:020d}"
     kept = missing.read_bytes()
     missing.unlink()

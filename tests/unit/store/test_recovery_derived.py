@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store_recovery import ALL, check_life, detached, end_of, make, reopen
+from tests.support.store_recovery import (
+    SAMPLE_COUNT,
+    check_usable,
+    detached_copy,
+    end_of,
+    make_store,
+    reopen,
+)
 from tests.support.stores import NOW_MS, TINY, fill, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
@@ -51,7 +58,7 @@ def put_back(root: Path, name: str, copy: Path) -> None:
 def test_derived_files_may_be_lost(
     root: Path, gone: list[str], queues: bool, index: bool, killed: bool
 ) -> None:
-    kept = make(root, killed=killed)
+    kept = make_store(root, killed=killed)
     for name in gone:
         path = root / name
         if path.is_dir():
@@ -61,33 +68,33 @@ def test_derived_files_may_be_lost(
     store = reopen(root)
     assert (store.recovery.rebuilt_queues, store.recovery.rebuilt_index) == (queues, index)
     assert store.recovery.damage == []
-    check_life(root, store, kept)
+    check_usable(root, store, kept)
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("which", [0, 1, -1], ids=["first", "middle", "last"])
 def test_a_missing_queue_file_is_rebuilt(root: Path, which: int, killed: bool) -> None:
-    kept = make(root, killed=killed)
+    kept = make_store(root, killed=killed)
     files = sorted((root / "consumequeue/T0/0").iterdir())
     assert len(files) > 2
     files[which].unlink()
-    check_life(root, reopen(root), kept)
+    check_usable(root, reopen(root), kept)
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 def test_a_missing_queue_is_rebuilt(root: Path, killed: bool) -> None:
-    kept = make(root, killed=killed)
+    kept = make_store(root, killed=killed)
     shutil.rmtree(root / "consumequeue/T1")
-    check_life(root, reopen(root), kept)
+    check_usable(root, reopen(root), kept)
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
 def test_a_missing_index_file_is_rebuilt(root: Path, which: int) -> None:
-    kept = make(root, killed=False)
+    kept = make_store(root, killed=False)
     files = sorted((root / "index").iterdir())
     assert len(files) > 2
     files[which].unlink()
-    check_life(root, reopen(root), kept)
+    check_usable(root, reopen(root), kept)
 
 
 @pytest.mark.parametrize("name", ["consumequeue", "index", "escrowmq.checkpoint"])
@@ -98,15 +105,15 @@ def test_derived_files_may_be_old(root: Path, name: str, killed: bool) -> None:
     store.close()
     copy = copy_of(root, name)
     store = reopen(root)
-    fill(store, range(10, ALL))
-    kept = [detached(record) for record in store.records()]
+    fill(store, range(10, SAMPLE_COUNT))
+    kept = [detached_copy(record) for record in store.records()]
     if killed:
         store.flush()
         store.abandon()
     else:
         store.close()
     put_back(root, name, copy)
-    check_life(root, reopen(root), kept)
+    check_usable(root, reopen(root), kept)
 
 
 @pytest.mark.parametrize("name", ["consumequeue", "index", "escrowmq.checkpoint"])
@@ -117,9 +124,9 @@ def test_derived_files_may_be_of_another_store(root: Path, name: str) -> None:
         store.append([sample(3 * number, topic="T0", body=b"other")], now_ms=NOW_MS)
     store.close()
     copy = copy_of(other, name)
-    kept = make(root, killed=False)
+    kept = make_store(root, killed=False)
     put_back(root, name, copy)
-    check_life(root, reopen(root), kept)
+    check_usable(root, reopen(root), kept)
 
 
 def test_an_old_checkpoint_makes_the_replay_longer(root: Path) -> None:
@@ -127,14 +134,14 @@ def test_an_old_checkpoint_makes_the_replay_longer(root: Path) -> None:
     fill(store, range(10))
     store.checkpoint()
     copy = copy_of(root, "escrowmq.checkpoint")
-    fill(store, range(10, ALL))
-    kept = [detached(record) for record in store.records()]
+    fill(store, range(10, SAMPLE_COUNT))
+    kept = [detached_copy(record) for record in store.records()]
     store.close()
     put_back(root, "escrowmq.checkpoint", copy)
     store = reopen(root)
     assert store.recovery.scanned_from == kept[10].log_offset
-    assert store.recovery.records == ALL - 10
-    check_life(root, store, kept)
+    assert store.recovery.records == SAMPLE_COUNT - 10
+    check_usable(root, store, kept)
 
 
 @pytest.mark.parametrize(
@@ -152,46 +159,46 @@ def test_an_old_checkpoint_makes_the_replay_longer(root: Path) -> None:
     ids=["empty", "cut", "zeros", "bit", "checksum", "garbage", "other version", "lines"],
 )
 def test_an_invalid_checkpoint_is_ignored(root: Path, content: Callable[[bytes], bytes]) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     path = root / "escrowmq.checkpoint"
     path.write_bytes(content(path.read_bytes()))
     store = reopen(root)
     assert store.recovery.scanned_from == 0
-    assert store.recovery.records == ALL
-    check_life(root, store, kept)
+    assert store.recovery.records == SAMPLE_COUNT
+    check_usable(root, store, kept)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 10, bytes(5000), b"\xff" * 4096])
 def test_an_invalid_rocketmq_checkpoint_is_replaced(root: Path, content: bytes) -> None:
-    kept = make(root, killed=False)
+    kept = make_store(root, killed=False)
     (root / "checkpoint").write_bytes(content)
     store = reopen(root)
     stored_ms = kept[-1].stored_ms
     assert (root / "checkpoint").read_bytes()[:24] == stored_ms.to_bytes(8, "big") * 3
-    check_life(root, store, kept)
+    check_usable(root, store, kept)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff" * 300, bytes(300)])
 def test_an_invalid_redo_file_is_ignored(root: Path, garbage: bytes) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     (root / "escrowmq.redo").write_bytes(garbage)
-    check_life(root, reopen(root), kept)
+    check_usable(root, reopen(root), kept)
 
 
 def test_zeroed_queue_files_are_rebuilt(root: Path) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     for path in (root / "consumequeue").rglob("0*"):
         if path.is_file():
             path.write_bytes(bytes(TINY.queue_file_bytes))
-    check_life(root, reopen(root), kept)
+    check_usable(root, reopen(root), kept)
 
 
 def test_a_short_queue_file_is_extended(root: Path) -> None:
-    kept = make(root, killed=True)
+    kept = make_store(root, killed=True)
     first = root / f"consumequeue/T0/0/{0:020d}"
     with first.open("r+b") as file:
         file.truncate(30)
-    check_life(root, reopen(root), kept)
+    check_usable(root, reopen(root), kept)
 
 
 # --- expired files -------------------------------------------------------------------------------
@@ -200,7 +207,7 @@ def test_a_short_queue_file_is_extended(root: Path) -> None:
 @pytest.mark.parametrize("derived", [True, False], ids=["queues kept", "queues lost"])
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 def test_missing_first_segments_count_as_expired(root: Path, killed: bool, derived: bool) -> None:
-    kept = make(root, killed=killed)
+    kept = make_store(root, killed=killed)
     (root / f"commitlog/{0:020d}").unlink()
     if not derived:
         shutil.rmtree(root / "consumequeue")
@@ -210,14 +217,14 @@ def test_missing_first_segments_count_as_expired(root: Path, killed: bool, deriv
     assert store.begin == TINY.segment_bytes
     assert store.recovery.damage == []
     assert store.min_offset("T0", 0) > 0
-    check_life(root, store, left, missing=[kept[0]])
+    check_usable(root, store, left, missing=[kept[0]])
 
 
 def test_a_log_without_segments_begins_again(root: Path) -> None:
-    kept = make(root, killed=False)
+    kept = make_store(root, killed=False)
     shutil.rmtree(root / "commitlog")
     store = reopen(root)
     assert list(store.records()) == []
     (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (0, end_of(kept))
-    check_life(root, store, [])
+    check_usable(root, store, [])

@@ -31,7 +31,7 @@ from escrowmq.remoting.headers_admin import (
 from escrowmq.remoting.requests import Body
 from escrowmq.testing.disks import FaultyDisk
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask
+from tests.support.broker_requests import FakeChannel, new_request, pull_request, send_request
 from tests.support.stores import NOW_MS
 from tests.unit.broker.test_broker import Bench
 
@@ -42,15 +42,15 @@ def filled(count: int = 5) -> Bench:
     """Return a broker with a topic of messages, and a group that has consumed two of them."""
     bench = Bench(FaultyDisk())
     for number in range(count):
-        bench.turn(a_send(body=b"%d" % number), at_ms=NOW_MS + number * 1000)
-    create = ask(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields(), b'{"groupName":"g"}')
+        bench.turn(send_request(body=b"%d" % number), at_ms=NOW_MS + number * 1000)
+    create = new_request(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields(), b'{"groupName":"g"}')
     commit = UpdateConsumerOffset(consumer_group="g", topic="T", queue_id=0, commit_offset=2)
-    bench.turn(create, ask(code.UPDATE_CONSUMER_OFFSET, commit))
+    bench.turn(create, new_request(code.UPDATE_CONSUMER_OFFSET, commit))
     return bench
 
 
 def one(bench: Bench, request_code: int, fields: Header, body: bytes = b"", **turn: Any) -> Answer:
-    [answer] = bench.turn(ask(request_code, fields, body), **turn)
+    [answer] = bench.turn(new_request(request_code, fields, body), **turn)
     return answer
 
 
@@ -61,14 +61,14 @@ def connect(bench: Bench, channel: FakeChannel, *, language: str = "JAVA") -> No
             {"groupName": "g", "subscriptionDataSet": [{"topic": "T", "subVersion": 1}]}
         ],
     }
-    request = ask(code.HEART_BEAT, NoFields(), json.dumps(beat).encode())
+    request = new_request(code.HEART_BEAT, NoFields(), json.dumps(beat).encode())
     head = type(request.head)(
         **{**{f: getattr(request.head, f) for f in request.head.__struct_fields__}}
         | {"language": language}
     )
     bench.broker.handle(channel, type(request)(head, request.body, request.serializer), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    channel.answers()
+    channel.responses()
 
 
 # --- deletions -----------------------------------------------------------------------------------
@@ -86,13 +86,13 @@ def test_a_deleted_topic_and_its_offsets_stay_deleted_after_a_power_cut() -> Non
 def test_a_deletion_waits_for_a_running_checkpoint() -> None:
     bench = filled()
     job = bench.store.begin_checkpoint()
-    assert bench.turn(ask(code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))) == []
+    assert bench.turn(new_request(code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))) == []
     bench.tick(NOW_MS + 100)
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     job.run()
     bench.store.finish_checkpoint(job)
     bench.tick(NOW_MS + 200)
-    assert bench.channel.answer().code == 0
+    assert bench.channel.response().code == 0
     assert bench.store.max_offset("T", 0) == 0
 
 
@@ -209,10 +209,10 @@ def test_members_are_notified_of_a_reset(language: str) -> None:
     assert (b'"offsetTable":[{' in body) == (language == "CPP")
     # What it holds on to does not count any more; its next pull is sent to the new place, once.
     assert not bench.broker.offsets.commit("T", "g", 0, 5)
-    pull = a_pull(queue_offset=5, consumer_group="g")
+    pull = pull_request(queue_offset=5, consumer_group="g")
     [moved] = bench.turn(pull)
     assert (moved.code, moved.ext_fields["nextBeginOffset"]) == (21, "0")
-    [found] = bench.turn(a_pull(queue_offset=0, consumer_group="g"))
+    [found] = bench.turn(pull_request(queue_offset=0, consumer_group="g"))
     assert found.code == 0
 
 
@@ -221,7 +221,7 @@ def test_a_pull_from_the_new_offset_is_served_at_once() -> None:
     connect(bench, member)
     fields = ResetOffset(topic="T", group="g", timestamp=0, is_force=True)
     one(bench, code.INVOKE_BROKER_TO_RESET_OFFSET, fields)
-    [found] = bench.turn(a_pull(queue_offset=0, consumer_group="g"))
+    [found] = bench.turn(pull_request(queue_offset=0, consumer_group="g"))
     assert found.code == 0
     assert bench.broker.offsets.commit("T", "g", 0, 1)
 
@@ -262,14 +262,14 @@ def test_the_progress_of_a_group_is_shown() -> None:
 def test_statistics_of_a_topic_and_of_a_group_are_shown() -> None:
     bench = filled()
     bench.tick(NOW_MS)
-    bench.turn(a_pull(consumer_group="g"))
+    bench.turn(pull_request(consumer_group="g"))
     answer = one(
         bench,
         code.VIEW_BROKER_STATS_DATA,
         ViewBrokerStats(stats_name="TOPIC_PUT_NUMS", stats_key="T"),
     )
     assert json.loads(answer.body)["statsDay"]["sum"] == 0  # all of them before the first sample
-    bench.turn(a_send())
+    bench.turn(send_request())
     later = NOW_MS + 30_000
     answer = one(
         bench,
@@ -355,10 +355,10 @@ def test_the_response_of_a_consumer_is_relayed() -> None:
     bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
-    assert bench.turn(ask(code.GET_CONSUMER_RUNNING_INFO, fields)) == []
+    assert bench.turn(new_request(code.GET_CONSUMER_RUNNING_INFO, fields)) == []
     [(asked, _, _, answered)] = consumer.asked
     answered(Command(code=0, opaque=1, remark="so"), b"{}")
-    answer = bench.channel.answer()
+    answer = bench.channel.response()
     assert (asked, answer.code, answer.remark, answer.body) == (307, 0, "so", b"{}")
 
 
@@ -366,9 +366,9 @@ def test_a_relayed_request_without_response_times_out() -> None:
     bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
-    bench.turn(ask(code.GET_CONSUMER_RUNNING_INFO, fields))
+    bench.turn(new_request(code.GET_CONSUMER_RUNNING_INFO, fields))
     consumer.asked[0][3](None, b"")
-    assert bench.channel.answer().code == ResponseCode.CONSUME_MSG_TIMEOUT
+    assert bench.channel.response().code == ResponseCode.CONSUME_MSG_TIMEOUT
     consumer.is_open = False
     assert one(bench, code.GET_CONSUMER_RUNNING_INFO, fields).code == ResponseCode.SYSTEM_ERROR
 
@@ -376,11 +376,11 @@ def test_a_relayed_request_without_response_times_out() -> None:
 def test_a_message_is_consumed_directly() -> None:
     bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
     connect(bench, consumer)
-    [sent] = bench.turn(a_send(body=b"directly"))
+    [sent] = bench.turn(send_request(body=b"directly"))
     fields = ConsumeMessageDirectly(
         consumer_group="g", client_id="c", msg_id=sent.ext_fields["msgId"], broker_name="broker-a"
     )
-    bench.turn(ask(code.CONSUME_MESSAGE_DIRECTLY, fields))
+    bench.turn(new_request(code.CONSUME_MESSAGE_DIRECTLY, fields))
     assert b"directly" in consumer.asked[0][2]
 
 

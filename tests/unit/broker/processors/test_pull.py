@@ -18,7 +18,7 @@ from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_pull
+from tests.support.broker_requests import FakeChannel, pull_request
 from tests.support.stores import NOW_MS, open_store, properties, sample
 
 
@@ -46,8 +46,8 @@ class Bench:
 
     def pull(self, queue_offset: int = 0, **changes: Any) -> list[Answer]:
         channel = changes.pop("channel", self.channel)
-        self.pulls.pull(channel, a_pull(queue_offset=queue_offset, **changes), NOW_MS)
-        return self.channel.answers()
+        self.pulls.pull(channel, pull_request(queue_offset=queue_offset, **changes), NOW_MS)
+        return self.channel.responses()
 
     def send(self, *messages: bytes, tag: str = "", queue_id: int = 0) -> None:
         given = properties(TAGS=tag) if tag else b""
@@ -103,8 +103,8 @@ def test_the_first_failed_check_gives_the_response_code(
     bench.groups.put(GroupConfig(group_name="off", consume_enable=False), now_ms=NOW_MS)
     bench.topics.put(TopicConfig(topic_name="write-only", perm=2), now_ms=NOW_MS)
     topic = changes.pop("topic", "T")
-    bench.pulls.pull(bench.channel, a_pull(topic, **changes), NOW_MS)
-    answer = bench.channel.answer()
+    bench.pulls.pull(bench.channel, pull_request(topic, **changes), NOW_MS)
+    answer = bench.channel.response()
     assert answer.code == code, answer.remark
     assert {"nextBeginOffset", "minOffset", "maxOffset"} <= set(answer.ext_fields)
     assert bench.pulls.held_count == 0
@@ -157,33 +157,33 @@ def test_a_pull_at_the_end_is_held_until_a_message_arrives(bench: Bench) -> None
     assert bench.pull() == []
     assert bench.pulls.held_count == 1
     bench.send(b"elsewhere", queue_id=1)
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     bench.send(b"0", b"1")
-    answer = bench.channel.answer()
+    answer = bench.channel.response()
     assert (answer.code, bodies(answer)) == (0, [b"0", b"1"])
     bench.send(b"2")
     bench.pulls.expire(NOW_MS + 10**6)
-    assert bench.channel.answers() == []  # once
+    assert bench.channel.responses() == []  # once
 
 
 def test_a_held_pull_ends_exactly_when_its_time_is_over(bench: Bench) -> None:
     bench.pull(suspend_timeout_millis=1000)
     bench.pulls.expire(NOW_MS + 999)
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     bench.pulls.expire(NOW_MS + 1000)
-    answer = bench.channel.answer()
+    answer = bench.channel.response()
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (19, "0")
     bench.send(b"0")
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
 
 
 def test_a_held_pull_gets_only_its_tags(bench: Bench) -> None:
     bench.pull(subscription="a||b")
     bench.send(b"0", tag="c")
     bench.send(b"1")
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     bench.send(b"2", tag="b")
-    assert bodies(bench.channel.answer()) == [b"2"]
+    assert bodies(bench.channel.response()) == [b"2"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_pull_that_may_not_be_held_gets_its_response_at_once(
 def test_no_pull_is_held_longer_than_two_minutes(bench: Bench) -> None:
     bench.pull(suspend_timeout_millis=2**63 - 1)
     bench.pulls.expire(NOW_MS + 120_000)
-    assert bench.channel.answer().code == 19
+    assert bench.channel.response().code == 19
 
 
 def test_pulls_beyond_the_limit_are_not_held() -> None:
@@ -222,8 +222,8 @@ def test_a_held_pull_of_a_closed_channel_gets_no_response(bench: Bench) -> None:
     bench.pull()
     bench.pulls.channel_closed(gone)
     bench.send(b"0")
-    assert gone.answers() == []
-    assert bodies(bench.channel.answer()) == [b"0"]
+    assert gone.responses() == []
+    assert bodies(bench.channel.response()) == [b"0"]
 
 
 def test_all_held_pulls_get_a_response_when_the_broker_stops(bench: Bench) -> None:
@@ -231,7 +231,7 @@ def test_all_held_pulls_get_a_response_when_the_broker_stops(bench: Bench) -> No
     for channel in channels:
         bench.pull(channel=channel)
     bench.pulls.release_all(NOW_MS)
-    assert [channel.answer().code for channel in channels] == [19, 19, 19]
+    assert [channel.response().code for channel in channels] == [19, 19, 19]
     assert bench.pulls.held_count == 0
 
 
@@ -241,7 +241,7 @@ def test_a_record_without_queue_entry_releases_no_held_pull(bench: Bench) -> Non
     half = sample(topic="T", queue_id=0, sys_flag=4, properties=b"")
     bench.store.append([half], now_ms=NOW_MS)
     bench.pulls.messages_arrived([half], NOW_MS)
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
 
 
 # --- offsets that come with a pull ---------------------------------------------------------------
@@ -279,9 +279,9 @@ def test_a_held_pull_with_sql_gets_only_matching_messages() -> None:
     bench = Bench(ConsumeConfig(filters_by_sql=True))
     assert bench.pull(0, subscription="TAGS IN ('b')", **{**SQL, "sys_flag": 6}) == []
     bench.send(b"0", b"1", tag="a")
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     bench.send(b"2", tag="b")
-    [answer] = bench.channel.answers()
+    [answer] = bench.channel.responses()
     assert bodies(answer) == [b"2"]
     assert answer.ext_fields["nextBeginOffset"] == "3"
 

@@ -20,11 +20,11 @@ from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import Answer
 from tests.support.broker_requests import (
     FakeChannel,
-    a_send,
-    ask,
     bodies,
-    properties_of,
-    stored,
+    decoded_properties,
+    new_request,
+    send_request,
+    stored_records,
 )
 from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, open_store
 
@@ -53,12 +53,12 @@ class Bench:
         self.broker.topics.put(TopicConfig(**{**fields, **changes}), now_ms=NOW_MS)
 
     def send(self, topic: str = "T", body: bytes = b"body", **changes: Any) -> Answer:
-        self.broker.handle(self.channel, a_send(topic, body, **changes), NOW_MS)
+        self.broker.handle(self.channel, send_request(topic, body, **changes), NOW_MS)
         self.broker.end_turn(NOW_MS)
-        return self.channel.answer()
+        return self.channel.response()
 
     def first(self, topic: str = "T") -> dict[str, str]:
-        return properties_of(stored(self.store, topic)[0])
+        return decoded_properties(stored_records(self.store, topic)[0])
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_topic_without_queues_accepts_no_message(bench: Bench) -> None:
 def test_the_response_has_the_position_of_the_message(bench: Bench) -> None:
     bench.send(queue_id=2)
     answer = bench.send(queue_id=2)
-    second = stored(bench.store, "T", 2)[1]
+    second = stored_records(bench.store, "T", 2)[1]
     assert answer.ext_fields["queueId"] == "2"
     assert answer.ext_fields["queueOffset"] == "1"
     assert answer.ext_fields["msgId"] == f"{HOST.hex().upper()}{second.log_offset:016X}"
@@ -171,7 +171,7 @@ def test_a_forwarded_message_has_only_the_properties_of_this_broker(bench: Bench
     """A consumer forwards a message with the properties that the first broker added."""
     received = "TAGS\x01a\x02MSG_REGION\x01far\x02TRACE_ON\x01false\x02CLUSTER\x01C9\x02"
     bench.send(properties=f"UNIQ_KEY\x01k\x02{received}")
-    [record] = stored(bench.store, "T")
+    [record] = stored_records(bench.store, "T")
     # Compare bytes: a dict would hide a property that occurs twice.
     assert sorted(record.properties.rstrip(b"\x02").split(b"\x02")) == [
         b"CLUSTER\x01C1",
@@ -183,29 +183,29 @@ def test_a_forwarded_message_has_only_the_properties_of_this_broker(bench: Bench
 
 
 def test_a_one_way_send_is_stored_without_a_response(bench: Bench) -> None:
-    bench.broker.handle(bench.channel, a_send(one_way=2), NOW_MS)
-    bench.broker.handle(bench.channel, a_send("a/b", one_way=2), NOW_MS)
+    bench.broker.handle(bench.channel, send_request(one_way=2), NOW_MS)
+    bench.broker.handle(bench.channel, send_request("a/b", one_way=2), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     assert bodies(bench.store, "T") == [b"body"]
 
 
 def test_nothing_is_stored_or_responded_to_before_the_turn_ends(bench: Bench) -> None:
     channels = [FakeChannel(str(number)) for number in range(3)]
     for number, channel in enumerate(channels):
-        bench.broker.handle(channel, a_send(body=b"%d" % number), NOW_MS)
+        bench.broker.handle(channel, send_request(body=b"%d" % number), NOW_MS)
     assert list(bench.store.records()) == []
-    assert [channel.answers() for channel in channels] == [[], [], []]
+    assert [channel.responses() for channel in channels] == [[], [], []]
     bench.broker.end_turn(NOW_MS)
     assert bodies(bench.store, "T") == [b"0", b"1", b"2"]
-    assert [channel.answer().ext_fields["queueOffset"] for channel in channels] == ["0", "1", "2"]
+    assert [channel.response().ext_fields["queueOffset"] for channel in channels] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        a_send(body=b"bad", properties="a\x01\0\x02"),
-        a_send(
+        send_request(body=b"bad", properties="a\x01\0\x02"),
+        send_request(
             batch=True,
             body=encode_batch([BatchItem(0, b"x", b"a\x01" + b"x" * 1100), BatchItem(0, b"y")]),
             properties="",
@@ -215,12 +215,12 @@ def test_nothing_is_stored_or_responded_to_before_the_turn_ends(bench: Bench) ->
 )
 def test_a_refused_message_does_not_affect_others_of_its_turn(bench: Bench, bad: Any) -> None:
     other = FakeChannel("other")
-    bench.broker.handle(bench.channel, a_send(body=b"before"), NOW_MS)
+    bench.broker.handle(bench.channel, send_request(body=b"before"), NOW_MS)
     bench.broker.handle(other, bad, NOW_MS)
-    bench.broker.handle(bench.channel, a_send(body=b"after"), NOW_MS)
+    bench.broker.handle(bench.channel, send_request(body=b"after"), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert [answer.code for answer in bench.channel.answers()] == [0, 0]
-    assert len(other.answers()) == 1
+    assert [answer.code for answer in bench.channel.responses()] == [0, 0]
+    assert len(other.responses()) == 1
     found = bodies(bench.store, "T")
     assert (found[0], found[-1]) == (b"before", b"after")
 
@@ -228,7 +228,7 @@ def test_a_refused_message_does_not_affect_others_of_its_turn(bench: Bench, bad:
 def test_a_batch_is_stored_as_single_messages(bench: Bench) -> None:
     items = [BatchItem(number, b"%d" % number, b"TAGS\x01a") for number in range(3)]
     answer = bench.send(body=encode_batch(items), batch=True, queue_id=1)
-    found = stored(bench.store, "T", 1)
+    found = stored_records(bench.store, "T", 1)
     assert [bytes(record.body) for record in found] == [b"0", b"1", b"2"]
     assert [record.flag for record in found] == [0, 1, 2]
     ids = [f"{HOST.hex().upper()}{record.log_offset:016X}" for record in found]
@@ -243,14 +243,14 @@ def test_the_response_to_a_bulk_batch_has_only_the_first_id(
     numbered = [properties.replace(b"%d", b"%d" % number) for number in range(3)]
     items = [BatchItem(0, b"x", one) for one in numbered]
     answer = bench.send(body=encode_batch(items), batch=True, bulk=True, queue_id=1)
-    first, *others = stored(bench.store, "T", 1)
+    first, *others = stored_records(bench.store, "T", 1)
     assert len(others) == 2
     assert answer.ext_fields["msgId"] == f"{HOST.hex().upper()}{first.log_offset:016X}"
 
 
 def test_a_message_of_a_batch_is_found_by_its_key_and_has_no_tag(bench: Bench) -> None:
     bench.send(body=encode_batch([BatchItem(0, b"x", b"UNIQ_KEY\x01K1\x02")]), batch=True)
-    [record] = stored(bench.store, "T")
+    [record] = stored_records(bench.store, "T")
     assert tags_and_keys("T", record.properties, 0) == (0, [b"K1"])
     assert [found.log_offset for found in bench.store.find_by_key("T", "K1")] == [record.log_offset]
 
@@ -285,38 +285,40 @@ def test_with_sync_flush_the_response_waits_for_the_flush(
     error: StoreError | None, code: int
 ) -> None:
     bench = Bench(sync=True)
-    bench.broker.handle(bench.channel, a_send(), NOW_MS)
+    bench.broker.handle(bench.channel, send_request(), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     [tell] = bench.waiting
     tell(error)
-    answer = bench.channel.answer()
+    answer = bench.channel.response()
     assert (answer.code, answer.ext_fields["queueOffset"]) == (code, "0")
 
 
 def test_with_sync_flush_a_send_with_wait_false_gets_its_response_at_once() -> None:
     bench = Bench(sync=True)
     assert bench.send(properties="WAIT\x01false\x02").code == 0
-    bench.broker.handle(bench.channel, a_send(properties="NO_WAIT\x01false\x02"), NOW_MS)
+    bench.broker.handle(bench.channel, send_request(properties="NO_WAIT\x01false\x02"), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert bench.channel.answers() == []  # NO_WAIT is a property of the user
+    assert bench.channel.responses() == []  # NO_WAIT is a property of the user
 
 
 def test_with_sync_flush_a_message_sent_back_is_durable_before_the_response() -> None:
     """After the response the consumer commits past it, so a power cut must not lose it."""
     bench = Bench(sync=True)
     bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
-    bench.broker.handle(bench.channel, a_send(properties="WAIT\x01false\x02"), NOW_MS)
+    bench.broker.handle(bench.channel, send_request(properties="WAIT\x01false\x02"), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    bench.channel.answers()
-    [record] = stored(bench.store, "T")
+    bench.channel.responses()
+    [record] = stored_records(bench.store, "T")
     fields = ConsumerSendMessageBack(offset=record.log_offset, group="g", delay_level=1)
-    bench.broker.handle(bench.channel, ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields), NOW_MS)
+    bench.broker.handle(
+        bench.channel, new_request(RequestCode.CONSUMER_SEND_MSG_BACK, fields), NOW_MS
+    )
     bench.broker.end_turn(NOW_MS)
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     for tell in bench.waiting:
         tell(None)
-    assert bench.channel.answer().code == 0
+    assert bench.channel.response().code == 0
 
 
 def test_the_store_check_finds_nothing_after_all_kinds_of_sends(bench: Bench) -> None:

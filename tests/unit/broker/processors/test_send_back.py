@@ -20,7 +20,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import VERSION, FakeChannel, ask
+from tests.support.broker_requests import VERSION, FakeChannel, new_request
 from tests.support.stores import HOST, NOW_MS, open_store, properties, sample
 
 MINUTE_MS = 60_000
@@ -57,10 +57,10 @@ class Bench:
     def send_back(self, offset: int, *, version: int = VERSION, **changes: Any) -> int:
         fields = {"offset": offset, "group": "g", "delay_level": 0}
         header = ConsumerSendMessageBack(**{**fields, **changes})
-        request = ask(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
+        request = new_request(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
         self.retries.send_back(self.channel, request, NOW_MS)
         self.turn.append_all(NOW_MS)
-        return self.channel.answer().code
+        return self.channel.response().code
 
     def retried(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:
         header = SendMessage(producer_group="p", topic=record.topic, queue_id=0, **changes)

@@ -24,7 +24,13 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Answer
-from tests.support.broker_requests import FakeChannel, a_send, ask, bodies, stored
+from tests.support.broker_requests import (
+    FakeChannel,
+    bodies,
+    new_request,
+    send_request,
+    stored_records,
+)
 from tests.support.stores import HOST, NOW_MS, open_store
 
 SETTINGS = StoreConfig(
@@ -51,16 +57,16 @@ class Bench:
         self.now_ms = now_ms
 
     def ask(self, code: int, fields: Header) -> Answer:
-        self.broker.handle(self.channel, ask(code, fields), self.now_ms)
+        self.broker.handle(self.channel, new_request(code, fields), self.now_ms)
         self.broker.end_turn(self.now_ms)
-        return self.channel.answer()
+        return self.channel.response()
 
     def park(self, key: str, *, topic: str = "T", group: str = "p", more: str = "") -> Answer:
         properties = f"UNIQ_KEY\x01{key}\x02TRAN_MSG\x01true\x02PGROUP\x01{group}\x02{more}"
-        request = a_send(topic, b"body of " + key.encode(), properties=properties, sys_flag=4)
+        request = send_request(topic, b"body of " + key.encode(), properties=properties, sys_flag=4)
         self.broker.handle(self.channel, request, self.now_ms)
         self.broker.end_turn(self.now_ms)
-        return self.channel.answer()
+        return self.channel.response()
 
     def advance(self, ms: int) -> None:
         """Let time pass, and tick."""
@@ -375,10 +381,10 @@ def test_the_first_of_two_decisions_in_one_turn_wins() -> None:
             transaction_id="A", commit_or_rollback=verdict, reason="r", operator="o"
         )
         bench.broker.handle(
-            bench.channel, ask(RequestCode.SETTLE_TRANSACTION, fields), bench.now_ms
+            bench.channel, new_request(RequestCode.SETTLE_TRANSACTION, fields), bench.now_ms
         )
     bench.broker.end_turn(bench.now_ms)
-    codes = sorted(answer.code for answer in bench.channel.answers())
+    codes = sorted(answer.code for answer in bench.channel.responses())
     assert codes == [ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY]
     assert bodies(bench.store, "T") == [b"body of A"]
 
@@ -425,7 +431,7 @@ def test_rocketmqs_own_request_resumes_by_the_id_of_the_stranded_message() -> No
     bench = Bench()
     bench.park("A")
     bench.strand()
-    [record] = stored(bench.store, names.STRANDED_TOPIC)
+    [record] = stored_records(bench.store, names.STRANDED_TOPIC)
     fields = ResumeCheckHalfMessage(msg_id=encode_offset_id(HOST, record.log_offset))
     assert bench.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, fields).code == 0
     assert bench.ids(state="open") == ["A"]

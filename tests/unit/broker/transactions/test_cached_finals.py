@@ -8,7 +8,7 @@ import pytest
 from escrowmq.escrow import half_table as half_table
 from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, FinalCache
 from escrowmq.message.record import NewRecord, StoredRecord
-from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, a_half, position_of
+from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, half_request, position_of
 
 FINAL = NewRecord("T", 0, b"")
 
@@ -26,8 +26,8 @@ def test_the_cache_holds_the_last_finals_only(monkeypatch: pytest.MonkeyPatch) -
 
 def final(*, restarted: bool, body: bytes, **properties: str) -> StoredRecord:
     bench = EscrowBench()
-    bench.turn(a_half("k", body=body, **properties))
-    position = position_of(bench.channel.answer())
+    bench.turn(half_request("k", body=body, **properties))
+    position = position_of(bench.channel.response())
     if restarted:
         bench = bench.restarted()
     assert bench.end(position, COMMIT).code == 0

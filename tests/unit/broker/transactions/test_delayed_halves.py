@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from escrowmq.config import DelayConfig
 from escrowmq.remoting.codes import ResponseCode
-from tests.support.broker_requests import a_send
+from tests.support.broker_requests import send_request
 from tests.support.escrows import COMMIT, EscrowBench, HalfPosition
 
 TOO_LONG = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02TIMER_DELAY_SEC\x01{10**8}\x02"
@@ -12,9 +12,9 @@ TOO_LONG = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02TIMER_DELAY_SEC
 
 def test_an_unsupported_delay_is_refused_at_the_send() -> None:
     bench = EscrowBench()
-    bench.broker.handle(bench.channel, a_send(properties=TOO_LONG), bench.now_ms)
+    bench.broker.handle(bench.channel, send_request(properties=TOO_LONG), bench.now_ms)
     bench.turn()
-    assert bench.channel.answer().code == ResponseCode.MESSAGE_ILLEGAL
+    assert bench.channel.response().code == ResponseCode.MESSAGE_ILLEGAL
     assert len(bench.coordinator.halves) == 0
 
 
@@ -22,9 +22,9 @@ def test_a_message_whose_delay_is_not_supported_any_more_is_delivered_at_once() 
     bench = EscrowBench()
     # Private: the limit changes after the half is parked.
     bench.broker.delayed_messages._config = DelayConfig(timer_delay_max_s=2**31 - 1)
-    bench.broker.handle(bench.channel, a_send(properties=TOO_LONG), bench.now_ms)
+    bench.broker.handle(bench.channel, send_request(properties=TOO_LONG), bench.now_ms)
     bench.turn()
-    sent = bench.channel.answer()
+    sent = bench.channel.response()
     assert sent.code == 0
     # Private: the limit changes after the half is parked.
     bench.broker.delayed_messages._config = DelayConfig()

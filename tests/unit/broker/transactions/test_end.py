@@ -10,15 +10,15 @@ import pytest
 
 from escrowmq.errors import FlushTimeout
 from escrowmq.message import names
-from tests.support.broker_requests import FakeChannel, a_pull, bodies
+from tests.support.broker_requests import FakeChannel, bodies, pull_request
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
     ROLLBACK,
     UNKNOWN,
     EscrowBench,
-    a_half,
-    an_end,
+    end_request,
+    half_request,
     sent_checks,
 )
 
@@ -29,16 +29,16 @@ def test_responses_wait_until_their_records_are_durable() -> None:
     bench = EscrowBench(sync=True)
     position = bench.park("k")
     for request in (
-        an_end(position, COMMIT),
-        an_end(position, COMMIT),
-        an_end(position, UNKNOWN),
-        a_half("k"),
-        a_half("new"),
+        end_request(position, COMMIT),
+        end_request(position, COMMIT),
+        end_request(position, UNKNOWN),
+        half_request("k"),
+        half_request("new"),
     ):
         bench.turn(request)
-        assert bench.channel.answers() == []
+        assert bench.channel.responses() == []
     bench.flush()
-    answers = bench.channel.answers()
+    answers = bench.channel.responses()
     assert [answer.code for answer in answers] == [0] * 5
     assert answers[2].ext_fields["state"] == "committed"
     again = bench.power_cut()
@@ -49,9 +49,9 @@ def test_responses_wait_until_their_records_are_durable() -> None:
 def test_an_end_that_is_not_flushed_in_time_is_not_successful(verdict: int) -> None:
     bench = EscrowBench(sync=True)
     position = bench.park("k")
-    bench.turn(an_end(position, verdict))
+    bench.turn(end_request(position, verdict))
     bench.flush(FlushTimeout("not flushed in time"))
-    assert bench.channel.answer().code == 10
+    assert bench.channel.response().code == 10
     assert bench.end(position, verdict).code == 0
 
 
@@ -70,12 +70,12 @@ def test_the_second_of_two_ends_in_one_turn_counts_if_the_first_had_no_disk_spac
     bench, other = EscrowBench(), FakeChannel("other")
     position = bench.park("k")
     bench.store.has_disk_space = False
-    bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
-    bench.turn(an_end(position, COMMIT), channel=other)
+    bench.broker.handle(bench.channel, end_request(position, ROLLBACK), bench.now_ms)
+    bench.turn(end_request(position, COMMIT), channel=other)
     bench.store.has_disk_space = True
     bench.turn()
-    assert bench.channel.answer().code == 14
-    assert other.answer().code == 0
+    assert bench.channel.response().code == 14
+    assert other.response().code == 0
     assert bench.bodies() == [b"k"]
 
 
@@ -83,11 +83,11 @@ def test_the_second_of_two_ends_in_one_turn_counts_if_the_first_had_no_disk_spac
 def test_the_first_of_two_ends_in_one_turn_counts(first: int, second: int) -> None:
     bench, other = EscrowBench(sync=True), FakeChannel("other")
     position = bench.park("k")
-    bench.broker.handle(bench.channel, an_end(position, first), bench.now_ms)
-    bench.turn(an_end(position, second), channel=other)
+    bench.broker.handle(bench.channel, end_request(position, first), bench.now_ms)
+    bench.turn(end_request(position, second), channel=other)
     bench.flush()
-    assert bench.channel.answer().code == 0
-    assert other.answer().code == 3701
+    assert bench.channel.response().code == 0
+    assert other.response().code == 3701
     assert bench.bodies() == ([b"k"] if first == COMMIT else [])
     assert bodies(bench.store, names.OP_TOPIC) == [b"0"]
 
@@ -95,8 +95,8 @@ def test_the_first_of_two_ends_in_one_turn_counts(first: int, second: int) -> No
 def test_a_half_that_is_refused_can_be_sent_again() -> None:
     bench = EscrowBench()
     bench.store.has_disk_space = False
-    bench.turn(a_half("k"), a_half("k"))
-    assert [answer.code == 0 for answer in bench.channel.answers()] == [False, False]
+    bench.turn(half_request("k"), half_request("k"))
+    assert [answer.code == 0 for answer in bench.channel.responses()] == [False, False]
     bench.store.has_disk_space = True
     assert bench.end(bench.park("k"), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
@@ -105,7 +105,7 @@ def test_a_half_that_is_refused_can_be_sent_again() -> None:
 def test_halves_above_the_limit_are_refused_until_some_are_decided() -> None:
     bench = EscrowBench(config=replace(ESCROW, open_max=2))
     first, _ = bench.park("a"), bench.park("b")
-    assert bench.request(a_half("c")).code == 2
+    assert bench.request(half_request("c")).code == 2
     assert bench.park("a") == first  # a repeated send is no new transaction
     bench.end(first, ROLLBACK)
     bench.park("c")
@@ -155,7 +155,7 @@ def test_a_half_in_the_backlog_is_checked_after_its_end_had_no_disk_space() -> N
     bench.tick(IMMUNITY_MS)
     back = FakeChannel("back")
     bench.store.has_disk_space = False
-    bench.broker.handle(back, an_end(position, COMMIT), bench.now_ms)
+    bench.broker.handle(back, end_request(position, COMMIT), bench.now_ms)
     bench.heartbeat(back, "p")
     bench.store.has_disk_space = True
     for _ in range(3):
@@ -198,7 +198,7 @@ def test_the_channel_that_answered_last_is_checked_first() -> None:
     bench.heartbeat(other, "p")
     position = bench.park("k", channel=hanging)
     bench.tick(IMMUNITY_MS)
-    bench.broker.handle(other, an_end(position, 0, check=True), bench.now_ms)
+    bench.broker.handle(other, end_request(position, 0, check=True), bench.now_ms)
     bench.tick(INTERVAL_MS)
     assert [key for key, _ in sent_checks(other)] == ["k"]
 
@@ -231,11 +231,11 @@ def test_a_half_that_is_scheduled_twice_is_stranded_once() -> None:
 
 def test_a_held_pull_gets_a_message_when_it_is_committed_and_not_before() -> None:
     bench, reader = EscrowBench(), FakeChannel("reader")
-    bench.turn(a_pull(suspend_timeout_millis=600_000), channel=reader)
+    bench.turn(pull_request(suspend_timeout_millis=600_000), channel=reader)
     first, second = bench.park("a"), bench.park("b")
     bench.end(first, ROLLBACK)
-    assert reader.answers() == []
+    assert reader.responses() == []
     bench.end(second, COMMIT)
-    answer = reader.answer()
+    answer = reader.response()
     assert answer.code == 0
     assert b"\x00\x00\x00\x01b" in answer.body

@@ -11,13 +11,13 @@ from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.properties import decode_properties
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Request
-from tests.support.broker_requests import a_send
+from tests.support.broker_requests import send_request
 from tests.support.escrows import (
     COMMIT,
     EscrowBench,
-    a_batch_decision,
-    a_half,
-    an_end,
+    decide_batch_request,
+    end_request,
+    half_request,
     position_of,
 )
 
@@ -39,7 +39,7 @@ def a_pack(
 ) -> Request[SendMessage]:
     texts = texts or [properties(f"{key}-{number}") for number in range(len(bodies))]
     items = [BatchItem(0, body, text) for body, text in zip(bodies, texts, strict=True)]
-    return a_send(
+    return send_request(
         body=encode_batch(items),
         producer_group="p",
         topic="T",
@@ -50,7 +50,7 @@ def a_pack(
 
 
 def decided(bench: EscrowBench, count: int) -> int:
-    return bench.request(a_batch_decision(0, 1, [("a", count)])).code
+    return bench.request(decide_batch_request(0, 1, [("a", count)])).code
 
 
 def test_packed_messages_are_delivered_one_by_one_and_in_order() -> None:
@@ -119,7 +119,7 @@ def test_a_packed_half_can_be_moved() -> None:
 def test_an_operator_can_commit_a_packed_half() -> None:
     bench = EscrowBench()
     position = position_of(bench.request(a_pack([b"1", b"2"])))
-    assert bench.request(an_end(position, COMMIT)).code == 0
+    assert bench.request(end_request(position, COMMIT)).code == 0
     assert bench.bodies() == [b"1", b"2"]
 
 
@@ -155,5 +155,5 @@ def test_a_client_cannot_mark_a_half_as_packed() -> None:
     position = bench.park("k", body=b"not a batch", ESCROW_PACKED="2")
     assert bench.end(position, COMMIT).code == 0
     assert bench.bodies() == [b"not a batch"]
-    assert bench.request(a_half("k2", ESCROW_PACKED="7", topic="T")).code == 0
+    assert bench.request(half_request("k2", ESCROW_PACKED="7", topic="T")).code == 0
     assert bench.store.max_offset(names.HALF_TOPIC, 0) == 2

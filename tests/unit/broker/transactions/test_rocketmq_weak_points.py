@@ -22,7 +22,13 @@ from escrowmq.message.record import NewRecord, decode_record
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import SettleTransaction
 from escrowmq.store.store import MessageStore
-from tests.support.broker_requests import FakeChannel, a_send, ask, bodies, stored
+from tests.support.broker_requests import (
+    FakeChannel,
+    bodies,
+    new_request,
+    send_request,
+    stored_records,
+)
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
@@ -30,9 +36,9 @@ from tests.support.escrows import (
     UNKNOWN,
     EscrowBench,
     HalfPosition,
-    a_half,
-    an_end,
     append_final_without_op,
+    end_request,
+    half_request,
     position_of,
     sent_checks,
 )
@@ -209,17 +215,17 @@ def test_w08_a_repeated_send_is_the_same_half(bench: EscrowBench) -> None:
 def test_w08_a_send_that_is_repeated_in_its_own_turn_is_the_same_half(bench: EscrowBench) -> None:
     # Two channels, one turn: the first is not in the log yet.
     other = FakeChannel("other")
-    bench.broker.handle(bench.channel, a_half("k"), bench.now_ms)
-    bench.turn(a_half("k"), channel=other)
-    assert position_of(bench.channel.answer()) == position_of(other.answer()) == (0, 0)
+    bench.broker.handle(bench.channel, half_request("k"), bench.now_ms)
+    bench.turn(half_request("k"), channel=other)
+    assert position_of(bench.channel.response()) == position_of(other.response()) == (0, 0)
 
 
 def test_w08_a_send_of_another_group_with_the_same_key_is_another_half(bench: EscrowBench) -> None:
     # Keys are unique within a group; another group with the same key has its own half.
     other = FakeChannel("other")
-    bench.broker.handle(bench.channel, a_half("k"), bench.now_ms)
-    bench.turn(a_half("k", group="q"), channel=other)
-    mine, theirs = position_of(bench.channel.answer()), position_of(other.answer())
+    bench.broker.handle(bench.channel, half_request("k"), bench.now_ms)
+    bench.turn(half_request("k", group="q"), channel=other)
+    mine, theirs = position_of(bench.channel.response()), position_of(other.response())
     assert mine != theirs
     assert bench.park("k") == mine
     assert bench.park("k", group="q") == theirs
@@ -264,9 +270,11 @@ def test_w11_an_end_gets_a_response_with_the_outcome(bench: EscrowBench) -> None
     assert "no half" in bench.end((7, 0), COMMIT).remark
     assert bench.end(position, 5).code == 1
     assert bench.state(position) == "open"
-    bench.turn(an_end(position, COMMIT, one_way=True), an_end(position, ROLLBACK, one_way=True))
+    bench.turn(
+        end_request(position, COMMIT, one_way=True), end_request(position, ROLLBACK, one_way=True)
+    )
     bench.turn()
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     answer = bench.end(position, COMMIT)
     assert (answer.code, answer.ext_fields["state"]) == (0, "committed")
     assert bench.bodies() == [b"k"]
@@ -275,8 +283,8 @@ def test_w11_an_end_gets_a_response_with_the_outcome(bench: EscrowBench) -> None
 def test_w12_an_end_that_names_no_half_delivers_nothing(bench: EscrowBench) -> None:
     # The table of parked halves counts, not the record at the log offset.
     text = "PGROUP\x01p\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02UNIQ_KEY\x01u\x02"
-    bench.turn(a_send(body=b"ordinary", properties=text))
-    sent = position_of(bench.channel.answer())
+    bench.turn(send_request(body=b"ordinary", properties=text))
+    sent = position_of(bench.channel.response())
     assert bench.end(sent, COMMIT).code == 1
     position = bench.park("k")
     assert bench.end(position, COMMIT).code == 0
@@ -317,7 +325,7 @@ def test_w14_stranding_is_counted_and_logged_and_survives_a_full_disk(bench: Esc
     bench.tick(INTERVAL_MS)
     assert bench.state(position) == "stranded"
     assert bench.coordinator.counters.stranded == 1
-    [copy] = stored(bench.store, names.STRANDED_TOPIC)
+    [copy] = stored_records(bench.store, names.STRANDED_TOPIC)
     assert "3 times" in decode_properties(copy.properties)["ESCROW_REASON"]
     again = bench.killed(with_snapshot=False)
     assert again.state(position) == "stranded"
@@ -382,7 +390,7 @@ def test_w16_a_half_that_is_decided_in_the_turn_of_the_tick_is_not_stranded(
     for _ in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
     bench.now_ms += INTERVAL_MS
-    bench.broker.handle(bench.channel, an_end(position, COMMIT), bench.now_ms)
+    bench.broker.handle(bench.channel, end_request(position, COMMIT), bench.now_ms)
     bench.broker.tick(bench.now_ms)
     bench.turn()
     bench.tick(INTERVAL_MS)
@@ -431,10 +439,10 @@ def test_w19_flag_and_properties_are_those_of_the_send(bench: EscrowBench) -> No
 def test_w20_the_halves_and_ends_of_one_turn_are_one_append(bench: EscrowBench) -> None:
     # One half queue is no bottleneck if a hundred sends are one write.
     store = counting(bench)
-    bench.turn(*(a_half(f"k{number}") for number in range(100)))
+    bench.turn(*(half_request(f"k{number}") for number in range(100)))
     assert store.appends == 1
-    positions = [position_of(answer) for answer in bench.channel.answers()]
-    bench.turn(*(an_end(position, COMMIT) for position in positions))
+    positions = [position_of(answer) for answer in bench.channel.responses()]
+    bench.turn(*(end_request(position, COMMIT) for position in positions))
     assert store.appends == 2
     assert len(bench.bodies()) == 100
 
@@ -536,8 +544,8 @@ def test_w26_a_decision_without_disk_space_is_tried_again_after_a_pause(bench: E
 def test_w28_checks_above_the_limit_of_a_channel_are_sent_later(bench: EscrowBench) -> None:
     # Limited per channel and second, none lost, each counted once.
     count = 2 * UNANSWERED_CHECKS_MAX + 100
-    bench.turn(*(a_half(f"k{number}") for number in range(count)))
-    bench.channel.answers()
+    bench.turn(*(half_request(f"k{number}") for number in range(count)))
+    bench.channel.responses()
     bench.tick(IMMUNITY_MS)
     found = checked_keys(bench)
     assert len(found) == UNANSWERED_CHECKS_MAX
@@ -560,7 +568,7 @@ def test_w29_an_operator_can_decide(
     fields = SettleTransaction(
         transaction_id="k", commit_or_rollback=verdict, reason="the books say so"
     )
-    assert bench.request(ask(RequestCode.SETTLE_TRANSACTION, fields)).code == 0
+    assert bench.request(new_request(RequestCode.SETTLE_TRANSACTION, fields)).code == 0
     assert bench.bodies() == delivered
     assert bench.end(position, verdict).code == 0
     other = COMMIT if verdict == ROLLBACK else ROLLBACK
@@ -596,8 +604,8 @@ def test_w31_an_unanswered_check_is_sent_again(bench: EscrowBench) -> None:
 
 def test_w32_a_slow_client_is_not_flooded(bench: EscrowBench) -> None:
     # The number of unanswered checks is limited; an answer makes room for the next at once.
-    bench.turn(*(a_half(f"k{number}") for number in range(UNANSWERED_CHECKS_MAX + 1)))
-    bench.channel.answers()
+    bench.turn(*(half_request(f"k{number}") for number in range(UNANSWERED_CHECKS_MAX + 1)))
+    bench.channel.responses()
     bench.tick(IMMUNITY_MS)
     found = sent_checks(bench.channel)
     assert len(found) == UNANSWERED_CHECKS_MAX

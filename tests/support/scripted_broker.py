@@ -18,14 +18,14 @@ from escrowmq.remoting.responses import encode_response
 from tests.support.scripted_server import Respond, ScriptedServer
 
 
-class FakeBroker:
+class ScriptedBroker:
     def __init__(self) -> None:
         self.responses: dict[int, Respond] = {}
         self._server = ScriptedServer(self._respond)
         self.address = self._server.address
         self.requests = self._server.requests
 
-    def __enter__(self) -> FakeBroker:
+    def __enter__(self) -> ScriptedBroker:
         self._server.__enter__()
         return self
 
@@ -50,7 +50,7 @@ class FakeBroker:
             if request.head.fields.topic != topic:
                 return encode_response(request, code=ResponseCode.TOPIC_NOT_EXIST, remark="none")
             table = {
-                queue(topic, number): TopicOffset(
+                queue_name(topic, number): TopicOffset(
                     min_offset=first, max_offset=end, last_update_timestamp=0
                 )
                 for number, (first, end) in enumerate(bounds)
@@ -63,7 +63,7 @@ class FakeBroker:
         return self.responses[request.head.code](request)
 
 
-def queue(topic: str, queue_id: int) -> QueueName:
+def queue_name(topic: str, queue_id: int) -> QueueName:
     return QueueName(topic=topic, broker_name="broker-a", queue_id=queue_id)
 
 
