@@ -1,4 +1,4 @@
-"""A channel that records responses as values, and requests for a broker."""
+"""Requests for a broker, a channel that records its responses, and readers of its store."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _opaques = itertools.count(1)
 
 
 class FakeChannel:
-    """Record what a broker responds, as values; `tests/unit/remoting` tests the encoders.
+    """Record the responses of a broker without encoding them; `tests/unit/remoting` tests encoders.
 
-    Like a real connection it drops responses to one-way requests, refuses a body that no frame can
-    hold, and compares and hashes by identity.
+    Like a real connection it drops responses to one-way requests, refuses a body that is too large
+    for a frame, and compares and hashes by identity.
     """
 
     def __init__(self, name: str = "127.0.0.1:40000") -> None:
@@ -116,29 +116,34 @@ class FakeChannel:
 
     def responses(self) -> list[Answer]:
         """Return the responses since the last call."""
-        answers, self._responses = self._responses, []
-        return answers
+        responses, self._responses = self._responses, []
+        return responses
 
     def response(self) -> Answer:
-        [answer] = self.responses()
-        return answer
+        """Return the only response since the last call."""
+        [response] = self.responses()
+        return response
 
 
 def new_request(
     code: int, fields: Header, body: bytes = b"", *, flag: int = 0, version: int = VERSION
 ) -> Request[Any]:
+    """Return a request with an opaque number that no other request has."""
     head = RequestHead(code=code, opaque=next(_opaques), flag=flag, version=version, fields=fields)
     return Request(head, body, JSON)
 
 
 def send_request(topic: str = "T", body: bytes = b"body", **changes: Any) -> Request[SendMessage]:
-    flag, version = changes.pop("one_way", 0), changes.pop("version", VERSION)
+    """Return a SEND_MESSAGE request. `changes` are header fields, `one_way` and `version`."""
+    flag = FLAG_ONEWAY if changes.pop("one_way", False) else 0
+    version = changes.pop("version", VERSION)
     fields = {"producer_group": "p", "topic": topic, "default_topic": "TBW102", "queue_id": 0}
     header = SendMessage(**{**fields, **changes})
     return new_request(RequestCode.SEND_MESSAGE, header, body, flag=flag, version=version)
 
 
 def pull_request(topic: str = "T", queue_offset: int = 0, **changes: Any) -> Request[PullMessage]:
+    """Return a PULL_MESSAGE request that may be held. `changes` replaces header fields."""
     fields: dict[str, Any] = {
         "consumer_group": "g",
         "topic": topic,
@@ -154,6 +159,7 @@ def pull_request(topic: str = "T", queue_offset: int = 0, **changes: Any) -> Req
 
 
 def stored_records(store: MessageStore, topic: str, queue_id: int = 0) -> list[StoredRecord]:
+    """Return the records of one queue from the log."""
     return [
         record for record in store.records() if (record.topic, record.queue_id) == (topic, queue_id)
     ]

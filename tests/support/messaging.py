@@ -1,6 +1,6 @@
-"""Ordinary messaging with a broker that is a process of its own, by a client that is not ours.
+"""Helpers for tests of ordinary messaging with a broker process and the client of tests/interop.
 
-One broker serves a whole file of tests; each test has topics and groups of its own.
+One broker serves all tests of a file; each test has its own topics and groups.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def now_ms() -> int:
 
 
 def send_v1_fields(topic: str, **changes: object) -> dict[str, object]:
-    """The header of SEND_MESSAGE."""
+    """Return the header of SEND_MESSAGE, version 1. `changes` replaces fields."""
     fields: dict[str, object] = {
         "producerGroup": "producers",
         "topic": topic,
@@ -44,6 +44,6 @@ def bodies(records: list[Record]) -> list[bytes]:
 def wait_for_messages(
     client: Client, topic: str, queue_offset: int, *, seconds: int = 10
 ) -> list[Record]:
-    """What comes to queue 0 from there on, as soon as there is something."""
+    """Wait for messages in queue 0 from an offset on, and return the first ones that arrive."""
     start_pull(client, topic, queue_offset, wait_ms=seconds * 1000)
     return decode_records(next_response(client).body)

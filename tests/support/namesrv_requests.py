@@ -1,4 +1,4 @@
-"""A name server behind real frames, and the brokers that the tests register with it."""
+"""A name server that is called with encoded frames, and brokers to register with it."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def data_version(counter: int = 1, *, state: int = 0) -> DataVersion:
 
 @dataclass(frozen=True)
 class HarnessResponse:
+    """A decoded response of a name server."""
+
     command: Command
     body: bytes
 
@@ -67,7 +69,7 @@ class HarnessResponse:
         return self.command.ext_fields
 
     def json(self) -> Any:
-        """Read by a parser that takes nothing but strict JSON."""
+        """Decode the body by a parser that accepts only strict JSON."""
         return json.loads(self.body)
 
     def read(self, kind: type[J]) -> J:
@@ -80,7 +82,7 @@ class NameServerHarness:
     def __init__(self, server: NameServer | None = None) -> None:
         self.server = server or NameServer()
         self.now_ms = NOW_MS
-        self.connection: object = "a line"
+        self.connection: object = "connection"
 
     def send(
         self,
@@ -92,12 +94,12 @@ class NameServerHarness:
         version: int = VERSION,
         serializer: int = JSON,
     ) -> bytes:
-        """What comes back, uncut."""
+        """Send a request and return the encoded response."""
         ext = encode_header(fields) if isinstance(fields, Header) else fields or {}
         command = Command(code=code, opaque=7, flag=flag, version=version, ext_fields=ext)
-        line = Connection()
-        line.receive(encode_frame(serializer, encode_command(command, serializer), body))
-        [event] = line.events()
+        connection = Connection()
+        connection.receive(encode_frame(serializer, encode_command(command, serializer), body))
+        [event] = connection.events()
         match event:
             case Request():
                 return self.server.handle(event, self.connection, now_ms=self.now_ms)
@@ -114,19 +116,20 @@ class NameServerHarness:
         version: int = VERSION,
         serializer: int = JSON,
     ) -> HarnessResponse:
-        reader = FrameDecoder(Frame)
-        reader.receive(self.send(code, fields, body, version=version, serializer=serializer))
-        [frame] = reader.frames()
+        """Send a request and return the decoded response."""
+        decoder = FrameDecoder(Frame)
+        decoder.receive(self.send(code, fields, body, version=version, serializer=serializer))
+        [frame] = decoder.frames()
         command = decode_command(frame.serializer, frame.header)
         assert command.is_response
         assert command.opaque == 7
         return HarnessResponse(command, bytes(frame.body))
 
-    def call_registration(self, ask: RegistrationRequest) -> HarnessResponse:
-        return self.call(ask.code, ask.fields, ask.body)
+    def call_registration(self, request: RegistrationRequest) -> HarnessResponse:
+        return self.call(request.code, request.fields, request.body)
 
-    def send_registration_oneway(self, ask: RegistrationRequest) -> bytes:
-        return self.send(ask.code, ask.fields, ask.body, flag=FLAG_ONEWAY)
+    def send_registration_oneway(self, request: RegistrationRequest) -> bytes:
+        return self.send(request.code, request.fields, request.body, flag=FLAG_ONEWAY)
 
     def register(
         self, broker: BrokerDescription, *topics: TopicConfig, counter: int = 1, state: int = 0
@@ -137,7 +140,7 @@ class NameServerHarness:
 
 
 def visible_state(server: NameServer) -> object:
-    """All that can be seen of a name server, for comparison."""
+    """Return everything that requests can read from a name server, to compare it."""
     routes = server.routes
     return (
         routes.clusters(),

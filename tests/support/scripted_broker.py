@@ -1,6 +1,6 @@
-"""A broker for tests of escrowmq.admin: responses by request code, over a real socket.
+"""A broker for tests of escrowmq.admin that responds by request code, over a real socket.
 
-with FakeBroker() as broker, broker.cluster() as cluster:
+with ScriptedBroker() as broker, broker.cluster() as cluster:
     broker.responses[RequestCode.GET_BROKER_CONFIG] = lambda request: encode_response(...)
 """
 
@@ -19,6 +19,8 @@ from tests.support.scripted_server import Respond, ScriptedServer
 
 
 class ScriptedBroker:
+    """A broker whose responses a test sets."""
+
     def __init__(self) -> None:
         self.responses: dict[int, Respond] = {}
         self._server = ScriptedServer(self._respond)
@@ -44,7 +46,7 @@ class ScriptedBroker:
         self._server.disconnect_all()
 
     def serve_topic(self, topic: str, *bounds: tuple[int, int]) -> None:
-        """Answer questions about one topic, whose queues have these first and end offsets."""
+        """Respond to statistics requests for a topic. `bounds` has (first, end) of each queue."""
 
         def respond(request: Request[Any]) -> bytes:
             if request.head.fields.topic != topic:

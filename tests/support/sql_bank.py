@@ -1,4 +1,4 @@
-"""The application that tests of the database bindings use: transfers and their messages."""
+"""A small application for tests of the database bindings: transfers and their messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Mapped(DeclarativeBase):
 
 
 class Transfer(_Mapped):
-    """A mapped row, which a session writes only when it is flushed."""
+    """A mapped row. A session writes it only when the session is flushed."""
 
     __table__ = transfers
 
@@ -41,22 +41,22 @@ def saved_ids(engine: Engine) -> list[str]:
         return list(connection.execute(select(transfers.c.id).order_by(transfers.c.id)).scalars())
 
 
-def delivered_bodies(served: Server, topic: str) -> list[bytes]:
-    """Return the bodies of all messages that consumers of the topic can see."""
-    with served.client() as reader:
-        return sorted(record.body for queue in range(4) for record in reader.pull_all(topic, queue))
+def delivered_bodies(server: Server, topic: str) -> list[bytes]:
+    """Return the bodies of all messages that consumers of the topic can read."""
+    with server.client() as client:
+        return sorted(record.body for queue in range(4) for record in client.pull_all(topic, queue))
 
 
-def open_halves(served: Server) -> int:
+def open_halves(server: Server) -> int:
     """Return the number of undecided half messages."""
-    with served.client() as client:
+    with server.client() as client:
         response = client.expect(3711, {"countMax": 1000})
     return response.body.count(b'"transactionId"')
 
 
-def wait_until_settled(served: Server) -> None:
+def wait_until_settled(server: Server) -> None:
     """Wait until every transaction is decided."""
-    wait_until(lambda: open_halves(served) == 0, "no transaction is open")
+    wait_until(lambda: open_halves(server) == 0, "no transaction is open")
 
 
 def pay(escrow: Escrow, topic: str, name: str, *, fails: BaseException | None = None) -> None:
@@ -70,7 +70,7 @@ def pay(escrow: Escrow, topic: str, name: str, *, fails: BaseException | None = 
 
 
 def received_message(message_id: str, body: bytes = b"") -> ReceivedMessage:
-    """Return a message as a consumer receives it."""
+    """Return a message of topic `credits` as a consumer receives it."""
     return ReceivedMessage(
         topic="credits",
         body=body,

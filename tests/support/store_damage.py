@@ -1,4 +1,4 @@
-"""Small stores on disk that tests damage, and what a check finds in them."""
+"""Create small stores on disk, damage them, and read the findings of a check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = 60
 
 
 def make_store(path: Path, *, killed: bool = False) -> Path:
-    """Create a store with several files of each kind and a checkpoint half way."""
+    """Create a store with several files of each kind and a checkpoint half-way."""
     store = open_store(RealDisk(path))
     fill(store, range(RECORDS // 2))
     store.checkpoint()
@@ -26,6 +26,7 @@ def make_store(path: Path, *, killed: bool = False) -> Path:
 
 
 def log_records(store: Path) -> list[StoredRecord]:
+    """Return the records in the log files of a store that is not open."""
     return [item for item in LogFiles(RealDisk(store)).scan() if not isinstance(item, DamagedRange)]
 
 
@@ -35,7 +36,7 @@ def log_end(store: Path) -> int:
 
 
 def edit_file(path: Path, position: int, edit: Callable[[bytes], bytes] | bytes) -> None:
-    """Write bytes at a position, or change the byte there by a function."""
+    """Write bytes at a position of a file, or change the byte there by a function."""
     with path.open("r+b") as file:
         file.seek(position)
         new = edit if isinstance(edit, bytes) else edit(file.read(1))
@@ -43,8 +44,8 @@ def edit_file(path: Path, position: int, edit: Callable[[bytes], bytes] | bytes)
         file.write(new)
 
 
-def flip(old: bytes) -> bytes:
-    return bytes([old[0] ^ 1])
+def flip(byte: bytes) -> bytes:
+    return bytes([byte[0] ^ 1])
 
 
 def damage(report: CheckReport) -> list[Finding]:
@@ -56,9 +57,10 @@ def notes(report: CheckReport) -> list[Finding]:
 
 
 def only_damage(store: Path) -> Finding:
-    found = damage(examine(store))
-    assert len(found) == 1, found
-    return found[0]
+    """Check a store and return the one damage that the check finds."""
+    findings = damage(examine(store))
+    assert len(findings) == 1, findings
+    return findings[0]
 
 
 def relative_name(store: Path, path: Path) -> str:

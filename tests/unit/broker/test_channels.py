@@ -12,7 +12,7 @@ from escrowmq.broker.dispatch import Channel
 from escrowmq.clock import ManualClock
 from escrowmq.config import NetworkConfig
 from escrowmq.errors import LocalProtocolError
-from escrowmq.remoting.codes import FLAG_ONEWAY, ResponseCode
+from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.command import decode_command
 from escrowmq.remoting.frame import FRAME_LENGTH_MAX, Frame, FrameDecoder
 from escrowmq.remoting.headers import OffsetResponse
@@ -117,7 +117,7 @@ def test_the_fake_channel_records_what_the_real_one_sends(name: str) -> None:
 
 @pytest.mark.parametrize("name", RESPONSES)
 def test_a_one_way_request_gets_no_response(name: str) -> None:
-    request = send_request(one_way=FLAG_ONEWAY)
+    request = send_request(one_way=True)
     assert real_responses(RESPONSES[name], request) == []
     assert fake_responses(RESPONSES[name], request) == []
 

@@ -28,7 +28,7 @@ from escrowmq.errors import (
     TransactionNotFound,
 )
 from escrowmq.message.keys import UniqueKeyGenerator
-from escrowmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import REQUESTS
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import FakeChannel, pull_request, send_request
@@ -158,6 +158,6 @@ def test_a_bug_is_logged_and_its_text_is_not_sent(caplog: pytest.LogCaptureFixtu
 
 def test_a_one_way_request_gets_no_error_response() -> None:
     channel = FakeChannel()
-    request = send_request(one_way=FLAG_ONEWAY)
+    request = send_request(one_way=True)
     assert respond_error(channel, request, StoreFull("full")) == ResponseCode.SERVICE_NOT_AVAILABLE
     assert channel.responses() == []

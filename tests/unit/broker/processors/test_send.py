@@ -183,8 +183,8 @@ def test_a_forwarded_message_has_only_the_properties_of_this_broker(bench: Bench
 
 
 def test_a_one_way_send_is_stored_without_a_response(bench: Bench) -> None:
-    bench.broker.handle(bench.channel, send_request(one_way=2), NOW_MS)
-    bench.broker.handle(bench.channel, send_request("a/b", one_way=2), NOW_MS)
+    bench.broker.handle(bench.channel, send_request(one_way=True), NOW_MS)
+    bench.broker.handle(bench.channel, send_request("a/b", one_way=True), NOW_MS)
     bench.broker.end_turn(NOW_MS)
     assert bench.channel.responses() == []
     assert bodies(bench.store, "T") == [b"body"]
