@@ -68,6 +68,10 @@ SETTINGS = StoreConfig(
     index_entries=2000,
     message_bytes_max=1 << 19,
 )
+# Segments that a few records fill, for tests that delete segments.
+SMALL_SEGMENTS = StoreConfig(
+    segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
+)
 ESCROW = TransactionConfig(immunity_ms=6_000, check_interval_ms=30_000, checks_max=3)
 
 
@@ -378,6 +382,12 @@ def position_of(response: Answer) -> HalfPosition:
     assert response.code == 0, response.remark
     _, log_offset = decode_offset_id(response.ext_fields["msgId"])
     return HalfPosition(int(response.ext_fields["queueOffset"]), log_offset)
+
+
+def fill_segments(bench: EscrowBench) -> None:
+    """Fill several small segments with transactions that are rolled back."""
+    for number in range(40):
+        bench.end(bench.park(f"other {number}", body=b"x" * 200), ROLLBACK)
 
 
 def append_final_without_op(bench: EscrowBench, half: Half) -> None:

@@ -138,8 +138,8 @@ def test_a_broker_that_fails_does_not_hide_the_answers_of_the_others() -> None:
         respond = name_server(broker("a", m=UNREACHABLE), broker("b", m=healthy.address))
         with ScriptedServer(respond) as server, Cluster(server.address) as cluster:
             for _ in range(2):  # a repeated failure is listed once
-                answers = cluster.ask_all(runtime_code)
-            assert [(entry.name, code) for entry, code in answers] == [("b", 0)]
+                responses = cluster.ask_all(runtime_code)
+            assert [(entry.name, code) for entry, code in responses] == [("b", 0)]
             [failure] = cluster.failures
             assert failure.broker.name == "a"
             assert str(failure).startswith(f"{UNREACHABLE} cannot be reached")

@@ -1,4 +1,4 @@
-"""The fake channel of the tests keeps the promises of the real connection."""
+"""The fake channel of the tests records exactly what a real connection sends."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.interop.remoting import Answer
 from tests.support.broker_requests import FakeChannel, pull_request, send_request
 from tests.support.stores import HOST
 
-# What only the front knows of its broker; the fake leaves it out.
-FRONT_FIELDS = ("MSG_REGION", "TRACE_ON")
+# The server adds these fields when it encodes a response; the fake omits them.
+SERVER_FIELDS = ("MSG_REGION", "TRACE_ON")
 
-Response = Callable[[Channel, Request[Any]], None]
+Respond = Callable[[Channel, Request[Any]], None]
 
-RESPONSES: dict[str, Response] = {
+RESPONSES: dict[str, Respond] = {
     "success": lambda channel, request: channel.respond(request),
     "header": lambda channel, request: channel.respond(request, OffsetResponse(offset=7)),
     "error": lambda channel, request: channel.respond(
@@ -54,8 +54,8 @@ RESPONSES: dict[str, Response] = {
 }
 
 
-class Transport:
-    """Collects what a connection writes."""
+class CollectingTransport:
+    """A transport that collects what a connection writes."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -77,15 +77,17 @@ class Transport:
         return 0
 
 
-def real_responses(respond: Response, request: Request[Any]) -> list[Answer]:
+def real_responses(respond: Respond, request: Request[Any]) -> list[Answer]:
+    """Return what a server connection writes, decoded."""
+
     async def run() -> bytes:
         server = RemotingServer(
-            cast(RequestHandler, None),  # no request arrives here
+            cast(RequestHandler, None),  # not called: no request arrives on this connection
             ManualClock(),
             NetworkConfig(),
             send_response_encoder=SendResponseEncoder(store_host=HOST),
         )
-        connection, transport = ServerConnection(server), Transport()
+        connection, transport = ServerConnection(server), CollectingTransport()
         connection.connection_made(cast(asyncio.Transport, transport))
         respond(connection, request)
         connection.flush()
@@ -100,7 +102,7 @@ def real_responses(respond: Response, request: Request[Any]) -> list[Answer]:
     ]
 
 
-def fake_responses(respond: Response, request: Request[Any]) -> list[Answer]:
+def fake_responses(respond: Respond, request: Request[Any]) -> list[Answer]:
     channel = FakeChannel()
     respond(channel, request)
     return channel.responses()
@@ -110,7 +112,7 @@ def fake_responses(respond: Response, request: Request[Any]) -> list[Answer]:
 def test_the_fake_channel_records_what_the_real_one_sends(name: str) -> None:
     [real] = real_responses(RESPONSES[name], pull_request())
     [fake] = fake_responses(RESPONSES[name], pull_request())
-    for field in FRONT_FIELDS:
+    for field in SERVER_FIELDS:
         real.ext_fields.pop(field, None)
     assert fake == real
 
@@ -122,7 +124,7 @@ def test_a_one_way_request_gets_no_response(name: str) -> None:
     assert fake_responses(RESPONSES[name], request) == []
 
 
-def test_a_response_that_no_frame_can_hold_is_refused() -> None:
+def test_a_response_that_is_too_large_for_a_frame_is_refused() -> None:
     def respond(channel: Channel, request: Request[Any]) -> None:
         channel.respond(request, body=bytes(FRAME_LENGTH_MAX + 1))
 

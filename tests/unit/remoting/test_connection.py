@@ -41,9 +41,9 @@ def only_request(line: Connection, data: bytes) -> Request[Any]:
 
 
 def only_answer(line: Connection, data: bytes) -> Response:
-    (answer,) = events(line, data)
-    assert isinstance(answer, Response)
-    return answer
+    (response,) = events(line, data)
+    assert isinstance(response, Response)
+    return response
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
@@ -56,10 +56,10 @@ def test_a_call_gets_its_response(serializer: int) -> None:
     assert request.serializer == serializer
 
     data = responses.encode_response(request, OffsetResponse(offset=42), body=b"back")
-    answer = only_answer(client, data)
-    assert answer.call is call
-    assert answer.command.ext_fields == {"offset": "42"}
-    assert bytes(answer.body) == b"back"
+    response = only_answer(client, data)
+    assert response.call is call
+    assert response.command.ext_fields == {"offset": "42"}
+    assert bytes(response.body) == b"back"
     assert client.pending_calls == 0
 
 
@@ -71,7 +71,7 @@ def test_responses_may_come_in_any_order() -> None:
         responses.encode_success(request) for request in requests if isinstance(request, Request)
     ]
     got = events(client, b"".join(reversed(replies)))
-    assert [answer.call for answer in got if isinstance(answer, Response)] == [
+    assert [response.call for response in got if isinstance(response, Response)] == [
         call for call, _ in reversed(calls)
     ]
 

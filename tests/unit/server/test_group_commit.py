@@ -89,14 +89,14 @@ def ok(*numbers: int) -> list[tuple[int, type[StoreError] | None]]:
 async def test_one_flush_serves_all_waiting_appends() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
+    responses = Answers(store, commit)
     for number in range(1, 6):
-        answers.append(number)
+        responses.append(number)
     await disk.begun()
-    assert answers.given == []
+    assert responses.given == []
     disk.gate.set()
     await commit.close()
-    assert answers.given == ok(1, 2, 3, 4, 5)
+    assert responses.given == ok(1, 2, 3, 4, 5)
     assert commit.flush_count == 1
     assert store.flushed_offset == store.end
 
@@ -105,16 +105,16 @@ async def test_one_flush_serves_all_waiting_appends() -> None:
 async def test_an_append_during_a_flush_waits_for_the_next_flush() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
-    answers.append(1)
+    responses = Answers(store, commit)
+    responses.append(1)
     await disk.begun()
     for number in (2, 3, 4):
-        answers.append(number)
+        responses.append(number)
     flushed_before = store.flushed_offset
-    assert answers.given == []
+    assert responses.given == []
     disk.gate.set()
     await commit.close()
-    assert answers.given == ok(1, 2, 3, 4)
+    assert responses.given == ok(1, 2, 3, 4)
     assert commit.flush_count == 2
     assert flushed_before < store.flushed_offset == store.end
 
@@ -147,15 +147,15 @@ async def test_a_flush_by_another_part_counts_too() -> None:
 async def test_callbacks_are_called_once_and_in_order() -> None:
     store = open_store(MemoryDisk())
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
+    responses = Answers(store, commit)
     for number in range(200):
-        answers.append(number)
+        responses.append(number)
         if number % 7 == 0:
             await asyncio.sleep(0)
         if number % 50 == 0:
             await commit.wait_flushed(store.end)
     await commit.close()
-    assert answers.given == ok(*range(200))
+    assert responses.given == ok(*range(200))
     assert commit.flush_count < 200
 
 
@@ -164,12 +164,12 @@ async def test_a_failed_flush_fails_all_callbacks_and_the_store() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
+    responses = Answers(store, commit)
     for number in range(3):
-        answers.append(number)
+        responses.append(number)
     disk.fail_at = disk.calls + 1
     await commit.close()
-    assert answers.given == [(number, StoreFailed) for number in range(3)]
+    assert responses.given == [(number, StoreFailed) for number in range(3)]
     assert store.has_failed
     with pytest.raises(StoreFailed):
         store.append([sample(9)], now_ms=NOW_MS)
@@ -192,13 +192,13 @@ async def test_an_append_during_a_failing_flush_fails_too() -> None:
     store = open_store(disk)
     disk.gate.clear()
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
-    answers.append(1)
+    responses = Answers(store, commit)
+    responses.append(1)
     await disk.begun()
-    answers.append(2)
+    responses.append(2)
     disk.gate.set()
     await commit.close()
-    assert answers.given == [(1, StoreFailed), (2, StoreFailed)]
+    assert responses.given == [(1, StoreFailed), (2, StoreFailed)]
     assert commit.flush_count == 1
 
 
@@ -207,14 +207,14 @@ async def test_a_store_that_fails_elsewhere_fails_all_callbacks() -> None:
     # A checkpoint failed in the meantime: the flush that runs is good, no other may begin.
     disk, store = gated()
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
-    answers.append(1)
+    responses = Answers(store, commit)
+    responses.append(1)
     await disk.begun()
-    answers.append(2)
+    responses.append(2)
     store.fail(StoreFailed("a checkpoint failed"))
     disk.gate.set()
     await commit.close()
-    assert answers.given == [(1, None), (2, StoreFailed)]
+    assert responses.given == [(1, None), (2, StoreFailed)]
 
 
 @in_a_loop
@@ -231,13 +231,13 @@ async def test_a_failed_store_fails_later_callbacks() -> None:
 async def test_a_timeout_is_reported_once() -> None:
     disk, store = gated()
     commit = GroupCommit(store, timeout_s=0.01)
-    answers = Answers(store, commit)
-    answers.append(1)
+    responses = Answers(store, commit)
+    responses.append(1)
     assert type(await commit.wait_flushed(store.end)) is FlushTimeout
-    assert answers.given == [(1, FlushTimeout)]
+    assert responses.given == [(1, FlushTimeout)]
     disk.gate.set()
     await commit.close()
-    assert answers.given == [(1, FlushTimeout)]
+    assert responses.given == [(1, FlushTimeout)]
     assert store.flushed_offset == store.end
 
 
@@ -245,38 +245,38 @@ async def test_a_timeout_is_reported_once() -> None:
 async def test_an_append_after_a_timeout_has_its_own_deadline() -> None:
     disk, store = gated()
     commit = GroupCommit(store, timeout_s=0.01)
-    answers = Answers(store, commit)
-    answers.append(1)
+    responses = Answers(store, commit)
+    responses.append(1)
     assert type(await commit.wait_flushed(store.end)) is FlushTimeout
-    answers.append(2)
+    responses.append(2)
     assert type(await commit.wait_flushed(store.end)) is FlushTimeout
     disk.gate.set()
     await commit.close()
-    assert answers.given == [
+    assert responses.given == [
         (1, FlushTimeout),
         (2, FlushTimeout),
     ]
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
-    answers.append(3)
+    responses = Answers(store, commit)
+    responses.append(3)
     await commit.close()
-    assert answers.given == ok(3)
+    assert responses.given == ok(3)
 
 
 @in_a_loop
 async def test_closing_completes_requested_flushes() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
-    answers.append(1)
+    responses = Answers(store, commit)
+    responses.append(1)
     await disk.begun()
-    answers.append(2)
+    responses.append(2)
     closing = asyncio.ensure_future(commit.close())
     await asyncio.sleep(0)
     assert not closing.done()
     disk.gate.set()
     await closing
-    assert answers.given == ok(1, 2)
+    assert responses.given == ok(1, 2)
 
 
 @in_a_loop
@@ -293,30 +293,30 @@ async def test_closing_without_callbacks_flushes_nothing() -> None:
 async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
+    responses = Answers(store, commit)
     store.append([sample(1)], now_ms=NOW_MS)
     gone = asyncio.ensure_future(commit.wait_flushed(store.end))
-    answers.append(2)
+    responses.append(2)
     await disk.begun()
     gone.cancel()
     disk.gate.set()
     await commit.close()
     assert gone.cancelled()
-    assert answers.given == ok(2)
+    assert responses.given == ok(2)
 
 
 @in_a_loop
 async def test_reads_and_appends_go_on_while_a_flush_runs() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
-    answers = Answers(store, commit)
-    answers.append(2)
+    responses = Answers(store, commit)
+    responses.append(2)
     await disk.begun()
     placed = store.append([sample(4), sample(6)], now_ms=NOW_MS)
     assert store.read("T0", 0, 0).count == 4
     assert store.record_at(placed[-1].log_offset).body == sample(6).body
     disk.gate.set()
     await commit.close()
-    assert answers.given == ok(2)
+    assert responses.given == ok(2)
     with pytest.raises(StoreError):
         store.record_at(store.end)

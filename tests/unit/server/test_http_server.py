@@ -46,13 +46,13 @@ class Bench:
         reader, writer = await self.connect()
         writer.write(request)
         try:
-            answer = await reader.read()
+            response = await reader.read()
         except ConnectionError:
-            answer = b""
+            response = b""
         writer.close()
-        if not answer:
+        if not response:
             return 0, "", b""
-        head, _, body = answer.partition(b"\r\n\r\n")
+        head, _, body = response.partition(b"\r\n\r\n")
         return int(head.split(b" ")[1]), head.decode(), body
 
     async def get(self, path: str) -> tuple[int, str, bytes]:

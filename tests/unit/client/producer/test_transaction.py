@@ -60,8 +60,8 @@ async def test_a_commit_without_a_response_is_not_repeated_on_rocketmq() -> None
 
 async def test_a_rollback_without_a_response_is_repeated() -> None:
     async with FakeCluster("a") as cluster:
-        answers = iter([no_response, encode_success])
-        cluster["a"].responders[END] = lambda request: next(answers)(request)
+        responses = iter([no_response, encode_success])
+        cluster["a"].responders[END] = lambda request: next(responses)(request)
         async with (
             Producer(cluster.address, group="g", timeout_s=SOON_S) as producer,
             producer.transaction(Message("t", b"x")) as tx,
@@ -74,8 +74,8 @@ async def test_a_rollback_without_a_response_is_repeated() -> None:
 
 async def test_acknowledged_ends_are_not_repeated_when_a_later_one_is_busy() -> None:
     async with FakeCluster("a") as cluster:
-        answers = iter([encode_success, refuse_with(ResponseCode.SYSTEM_BUSY), encode_success])
-        cluster["a"].responders[END] = lambda request: next(answers)(request)
+        responses = iter([encode_success, refuse_with(ResponseCode.SYSTEM_BUSY), encode_success])
+        cluster["a"].responders[END] = lambda request: next(responses)(request)
         async with (
             Producer(cluster.address, group="g") as producer,
             producer.transaction(Message("t", b"1")) as tx,
@@ -91,8 +91,8 @@ async def test_acknowledged_ends_are_not_repeated_when_a_later_one_is_busy() -> 
 async def test_an_escrowmq_broker_gets_one_end_for_all_halves_repeated_if_needed() -> None:
     async with FakeCluster("a") as cluster:
         cluster["a"].responders[RequestCode.QUERY_WRITER] = encode_success
-        answers = iter([no_response, encode_success])
-        cluster["a"].responders[END_MANY] = lambda request: next(answers)(request)
+        responses = iter([no_response, encode_success])
+        cluster["a"].responders[END_MANY] = lambda request: next(responses)(request)
         async with (
             Producer(cluster.address, group="g", timeout_s=SOON_S) as producer,
             producer.transaction(Message("t", b"1")) as tx,
