@@ -184,6 +184,11 @@ class EscrowBench:
             self.disk.remove("escrowmq.escrow")
         return self.reopen(self.disk)
 
+    def save_snapshot(self) -> None:
+        """Save the coordinator's snapshot of everything so far."""
+        self.store.flush()
+        self.broker.transactions.save(force=True)
+
     def power_cut(self, survival: Survival = "none", seed: int = 0) -> EscrowBench:
         disk = self.disk.power_cut(Random(seed), survival)
         self.store.abandon()
