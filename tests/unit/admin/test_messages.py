@@ -1,4 +1,4 @@
-"""Find messages, and follow a topic over brokers that fail and come back."""
+"""Lookup of messages, and tailing a topic whose brokers fail and come back."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ HOST = encode_host("127.0.0.1", 10911)
 
 
 def record(body: bytes, queue_offset: int, *, stored_ms: int = 1_000, queue_id: int = 0) -> bytes:
-    new = NewRecord(topic="orders", queue_id=queue_id, body=body, properties=b"", born_host=HOST)
-    return encode_record(new, queue_offset, 4096 + queue_offset, stored_ms, HOST)
+    """Return an encoded record of topic `orders`."""
+    message = NewRecord("orders", queue_id, body, born_host=HOST)
+    return encode_record(message, queue_offset, 4096 + queue_offset, stored_ms, HOST)
 
 
 class Queues:
-    """Queues that answer pulls. A message is None if the filter of the pull skips it."""
+    """Queues that respond to pulls. A message is None if the filter of the pull skips it."""
 
     def __init__(self, *queues: list[tuple[bytes, int] | None]) -> None:
         self.queues = queues
@@ -35,7 +36,7 @@ class Queues:
     def pull(self, request: Request[Any]) -> bytes:
         header = request.head.fields
         messages, begin = self.queues[header.queue_id], header.queue_offset
-        end = min(len(messages), begin + 2)  # two messages for each pull
+        end = min(len(messages), begin + 2)  # at most two messages per pull
         matching = [
             record(message[0], number, stored_ms=message[1], queue_id=header.queue_id)
             for number, message in enumerate(messages[begin:end], begin)
@@ -83,7 +84,7 @@ def test_a_tail_from_the_end_shows_only_new_messages() -> None:
         assert poll_all(tail) == [b"new"]
 
 
-def test_messages_behind_skipped_ones_are_found_in_one_poll() -> None:
+def test_one_poll_reads_past_messages_that_the_filter_skips() -> None:
     queues = Queues([None, None, None, None, None, (b"match", 1)])
     with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, queues)
@@ -91,7 +92,7 @@ def test_messages_behind_skipped_ones_are_found_in_one_poll() -> None:
         assert [bytes(message.record.body) for message in tail.poll()] == [b"match"]
 
 
-def test_a_broker_that_fails_continues_where_it_was() -> None:
+def test_after_a_failure_a_broker_is_read_from_where_it_was() -> None:
     clock = ManualClock()
     messages: list[tuple[bytes, int] | None] = [(b"a", 1)]
     queues = Queues(messages)
@@ -104,7 +105,7 @@ def test_a_broker_that_fails_continues_where_it_was() -> None:
         assert len(cluster.failures) == 1
         messages.append((b"b", 2))
         serve(broker, queues)
-        assert tail.poll() == []  # it is asked again after some seconds only
+        assert tail.poll() == []  # a broker that failed is left alone for some seconds
         clock.advance(ms=6_000)
         assert poll_all(tail) == [b"b"]
 
@@ -123,8 +124,8 @@ def test_a_queue_that_is_created_later_is_read_from_its_beginning() -> None:
 def test_a_tail_of_an_unknown_topic_is_an_error() -> None:
     with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, Queues([]))
-        with pytest.raises(NoRoute, match="there is no topic nowhere"):
-            MessageTail(cluster, TailRequest("nowhere"), ManualClock()).poll()
+        with pytest.raises(NoRoute, match="there is no topic missing-topic"):
+            MessageTail(cluster, TailRequest("missing-topic"), ManualClock()).poll()
 
 
 def test_an_id_with_the_address_of_a_broker_is_a_position_in_its_log() -> None:
@@ -147,8 +148,8 @@ def test_any_other_id_is_a_unique_key() -> None:
         assert (header.key, header.is_unique_key) == (offset_id, True)
 
 
-def test_a_pull_that_starts_behind_the_offset_finds_nothing() -> None:
-    """A broker may return the next message that is still stored."""
+def test_an_expired_offset_finds_nothing() -> None:
+    """A broker may return the next message instead, if the requested one has expired."""
     with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.PULL_MESSAGE] = json_response(record(b"x", 3))
         assert find_by_offset(cluster, "orders", 0, 2) == []

@@ -1,4 +1,4 @@
-"""Plan and apply a reset of a consumer group."""
+"""Resets of consumer groups: planning and applying."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIME_MS = 1_700_000_000_000
 
 
 def progress(**consumer_offsets: int) -> bytes:
-    """The offsets of a group, by topic and in queue 0."""
+    """Return the progress of a group in queue 0 of these topics. RETRY_ stands for %RETRY%."""
     table = {
         queue_name(topic.replace("RETRY_", "%RETRY%"), 0): ConsumeOffset(
             broker_offset=9, consumer_offset=offset, pull_offset=0, last_timestamp=0
@@ -45,19 +45,15 @@ def test_a_plan_has_the_old_and_the_new_offset(target: StartPosition, new_offset
     with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve_group(broker, progress(orders=5))
         [change] = plan_reset(cluster, "pay", None, target)
-    assert (change.queue, change.old_offset, change.new_offset) == (
-        queue_name("orders", 0),
-        5,
-        new_offset,
-    )
+    assert change.queue == queue_name("orders", 0)
+    assert (change.old_offset, change.new_offset) == (5, new_offset)
 
 
 def test_the_retry_topic_is_reset_only_if_it_is_named() -> None:
     with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve_group(broker, progress(orders=5, RETRY_pay=1))
-        assert [change.queue.topic for change in plan_reset(cluster, "pay", None, LATEST)] == [
-            "orders"
-        ]
+        [change] = plan_reset(cluster, "pay", None, LATEST)
+        assert change.queue.topic == "orders"
         broker.serve_topic("%RETRY%pay", (0, 3))
         [change] = plan_reset(cluster, "pay", "%RETRY%pay", LATEST)
         assert (change.queue.topic, change.new_offset) == ("%RETRY%pay", 3)
@@ -66,8 +62,8 @@ def test_the_retry_topic_is_reset_only_if_it_is_named() -> None:
 def test_a_group_that_no_broker_has_is_an_error() -> None:
     with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve_group(broker, progress())
-        with pytest.raises(NoRoute, match="there is no group nope"):
-            plan_reset(cluster, "nope", None, EARLIEST)
+        with pytest.raises(NoRoute, match="there is no group missing-group"):
+            plan_reset(cluster, "missing-group", None, EARLIEST)
 
 
 @pytest.mark.parametrize(("target", "timestamp"), [(EARLIEST, 0), (LATEST, -1), (TIME_MS, TIME_MS)])

@@ -1,4 +1,4 @@
-"""List transactions page by page, and decide many of them."""
+"""Transactions of a cluster: listing them page by page, and deciding many of them."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ def entry(transaction_id: str, state: str = "open") -> TransactionEntry:
 
 
 def pages(*contents: list[TransactionEntry]) -> Any:
+    """Return a responder that sends one of these pages for each request."""
+
     def respond(request: Request[Any]) -> bytes:
         number = max(0, request.head.fields.after)
         has_more = number + 1 < len(contents)
@@ -75,7 +77,7 @@ def test_a_decided_transaction_whose_half_was_moved_is_listed_once() -> None:
         assert listed_ids(cluster, "committed") == ["A", "B"]
 
 
-def test_a_broker_without_such_requests_is_a_failure() -> None:
+def test_a_broker_that_does_not_support_the_request_is_a_failure() -> None:
     with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.LIST_TRANSACTIONS] = lambda request: encode_response(
             request, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED

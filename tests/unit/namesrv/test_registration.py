@@ -1,4 +1,4 @@
-"""What a broker sends to a name server, and how it reads the responses."""
+"""Requests that a broker sends to a name server, and the parsing of their responses."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from escrowmq.remoting.headers import encode_header
 from tests.support.namesrv_requests import SLAVE, A, NameServerHarness, data_version, topic_config
 
 
-def answered(code: int = 0, remark: str = "", **ext_fields: str) -> Command:
+def response_command(code: int = 0, remark: str = "", **ext_fields: str) -> Command:
     return Command(code=code, opaque=1, flag=FLAG_RESPONSE, remark=remark, ext_fields=ext_fields)
 
 
-def test_a_registration_has_what_rocketmq_demands() -> None:
+def test_a_registration_has_all_fields_that_rocketmq_needs() -> None:
     orders = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4, attributes={})
-    asked = registration_request(A, [orders], data_version(2))
-    assert asked.code == RequestCode.REGISTER_BROKER
-    assert encode_header(asked.fields) == {
+    request = registration_request(A, [orders], data_version(2))
+    assert request.code == RequestCode.REGISTER_BROKER
+    assert encode_header(request.fields) == {
         "brokerName": "a",
         "brokerAddr": "10.0.0.1:10911",
         "clusterName": "c",
@@ -43,9 +43,9 @@ def test_a_registration_has_what_rocketmq_demands() -> None:
         "brokerId": "0",
         "enableActingMaster": "false",
         "compressed": "false",
-        "bodyCrc32": str(zlib.crc32(asked.body) & 0x7FFFFFFF),
+        "bodyCrc32": str(zlib.crc32(request.body) & 0x7FFFFFFF),
     }
-    assert json.loads(asked.body) == {
+    assert json.loads(request.body) == {
         "topicConfigSerializeWrapper": {
             "topicConfigTable": {
                 "orders": {
@@ -65,24 +65,26 @@ def test_a_registration_has_what_rocketmq_demands() -> None:
     }
 
 
-def test_a_time_limit_of_our_own_is_sent() -> None:
-    card = BrokerDescription(
+def test_a_heartbeat_timeout_of_the_broker_is_sent() -> None:
+    broker = BrokerDescription(
         cluster="c", name="a", address="x:1", ha_address="", heartbeat_timeout_ms=10_000
     )
-    fields = encode_header(registration_request(card, [], data_version()).fields)
+    fields = encode_header(registration_request(broker, [], data_version()).fields)
     assert fields["heartbeatTimeoutMillis"] == "10000"
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"),
+    ("registration", "code"),
     [
         (unregistration_request(SLAVE), RequestCode.UNREGISTER_BROKER),
         (data_version_request(SLAVE, data_version()), RequestCode.QUERY_DATA_VERSION),
     ],
 )
-def test_the_other_requests_identify_the_broker(asked: RegistrationRequest, code: int) -> None:
-    assert asked.code == code
-    assert encode_header(asked.fields) == {
+def test_the_other_requests_identify_the_broker(
+    registration: RegistrationRequest, code: int
+) -> None:
+    assert registration.code == code
+    assert encode_header(registration.fields) == {
         "brokerName": "a",
         "brokerAddr": "10.0.0.3:10911",
         "clusterName": "c",
@@ -90,47 +92,48 @@ def test_the_other_requests_identify_the_broker(asked: RegistrationRequest, code
     }
 
 
-def test_a_broker_registers_asks_and_unregisters() -> None:
+def test_a_broker_registers_queries_its_version_and_unregisters() -> None:
     harness = NameServerHarness()
-    reply = harness.call_registration(data_version_request(A, data_version(1)))
-    assert parse_data_version_response(reply.command, reply.body) == DataVersionResult(True, None)
-    reply = harness.call_registration(
+    response = harness.call_registration(data_version_request(A, data_version(1)))
+    assert parse_data_version_response(response.command, response.body) == DataVersionResult(
+        True, None
+    )
+    response = harness.call_registration(
         registration_request(A, [topic_config("orders")], data_version(1))
     )
-    assert parse_registration_response(reply.command, reply.body) == RegistrationResult()
-    reply = harness.call_registration(data_version_request(A, data_version(1)))
-    assert parse_data_version_response(reply.command, reply.body) == DataVersionResult(
+    assert parse_registration_response(response.command, response.body) == RegistrationResult()
+    response = harness.call_registration(data_version_request(A, data_version(1)))
+    assert parse_data_version_response(response.command, response.body) == DataVersionResult(
         False, data_version(1)
     )
     put = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders", "value": "a:4"}
     harness.call(RequestCode.PUT_KV_CONFIG, put)
-    reply = harness.call_registration(registration_request(SLAVE, [], data_version(1)))
-    assert parse_registration_response(reply.command, reply.body) == RegistrationResult(
+    response = harness.call_registration(registration_request(SLAVE, [], data_version(1)))
+    assert parse_registration_response(response.command, response.body) == RegistrationResult(
         A.address, A.ha_address, {"orders": "a:4"}
     )
-    for card in (A, SLAVE):
-        parse_unregistration_response(
-            harness.call_registration(unregistration_request(card)).command
-        )
+    for broker in (A, SLAVE):
+        response = harness.call_registration(unregistration_request(broker))
+        parse_unregistration_response(response.command)
     assert harness.server.routes.broker_count == 0
 
 
 def test_a_refusal_is_raised_with_its_code_and_remark() -> None:
-    refusal = answered(1, "register broker failed")
-    for read in (
+    refusal = response_command(1, "register broker failed")
+    for parse in (
         parse_registration_response,
         parse_data_version_response,
         lambda command, _: parse_unregistration_response(command),
     ):
         with pytest.raises(RequestRefused, match="register broker failed") as refused:
-            read(refusal, b"")
+            parse(refusal, b"")
         assert refused.value.code == 1
 
 
 def test_a_response_that_cannot_be_decoded_is_a_remote_error() -> None:
     with pytest.raises(InvalidField, match="changed"):
-        parse_data_version_response(answered(), b"")
+        parse_data_version_response(response_command(), b"")
     with pytest.raises(BrokenBody):
-        parse_data_version_response(answered(changed="true"), b"{")
+        parse_data_version_response(response_command(changed="true"), b"{")
     with pytest.raises(BrokenBody):
-        parse_registration_response(answered(), b"[]")
+        parse_registration_response(response_command(), b"[]")
