@@ -1,17 +1,13 @@
 """Group commit on a disk whose flushes wait at a gate, so that a test decides what overlaps.
 
-Each test runs its own event loop. The flush thread waits at the gate, and `flush_started` waits
-until it is there.
+The flush thread waits at the gate, and `flush_started` waits until it is there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any
 
 import pytest
 
@@ -23,16 +19,6 @@ from escrowmq.testing.disks import OnFault
 from tests.support.stores import NOW_MS, open_store, sample
 
 TIMEOUT_S = 20  # only a test that hangs takes so long
-
-Test = Callable[[], Coroutine[Any, Any, None]]
-
-
-def in_event_loop(test: Test) -> Callable[[], None]:
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
-
-    return run
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,7 +72,6 @@ def successes(*numbers: int) -> list[tuple[int, type[StoreError] | None]]:
     return [(number, None) for number in numbers]
 
 
-@in_event_loop
 async def test_one_flush_serves_all_waiting_appends() -> None:
     disk, store = gated_store()
     commit = GroupCommit(store)
@@ -102,7 +87,6 @@ async def test_one_flush_serves_all_waiting_appends() -> None:
     assert store.flushed_offset == store.end
 
 
-@in_event_loop
 async def test_an_append_during_a_flush_waits_for_the_next_flush() -> None:
     disk, store = gated_store()
     commit = GroupCommit(store)
@@ -120,7 +104,6 @@ async def test_an_append_during_a_flush_waits_for_the_next_flush() -> None:
     assert flushed_before < store.flushed_offset == store.end
 
 
-@in_event_loop
 async def test_a_flushed_offset_is_reported_at_once() -> None:
     _, store = gated_store()
     commit = GroupCommit(store)
@@ -132,7 +115,6 @@ async def test_a_flushed_offset_is_reported_at_once() -> None:
     await commit.close()
 
 
-@in_event_loop
 async def test_a_flush_by_a_checkpoint_counts_too() -> None:
     disk, store = gated_store()
     commit = GroupCommit(store)
@@ -144,7 +126,6 @@ async def test_a_flush_by_a_checkpoint_counts_too() -> None:
     await commit.close()
 
 
-@in_event_loop
 async def test_callbacks_are_called_once_and_in_order() -> None:
     store = open_store(MemoryDisk())
     commit = GroupCommit(store)
@@ -160,7 +141,6 @@ async def test_callbacks_are_called_once_and_in_order() -> None:
     assert commit.flush_count < 200
 
 
-@in_event_loop
 async def test_a_failed_flush_fails_all_callbacks_and_the_store() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
@@ -186,7 +166,6 @@ class FailingDisk(GatedDisk):
             raise StoreFailed("injected failure")
 
 
-@in_event_loop
 async def test_an_append_during_a_failing_flush_fails_too() -> None:
     disk = FailingDisk()
     disk.gate.set()
@@ -203,7 +182,6 @@ async def test_an_append_during_a_failing_flush_fails_too() -> None:
     assert commit.flush_count == 1
 
 
-@in_event_loop
 async def test_a_store_that_fails_elsewhere_fails_all_callbacks() -> None:
     # A checkpoint fails during the flush. That flush succeeds, but no other may start.
     disk, store = gated_store()
@@ -218,7 +196,6 @@ async def test_a_store_that_fails_elsewhere_fails_all_callbacks() -> None:
     assert callbacks.calls == [(1, None), (2, StoreFailed)]
 
 
-@in_event_loop
 async def test_a_failed_store_fails_later_callbacks() -> None:
     store = open_store(MemoryDisk())
     commit = GroupCommit(store)
@@ -228,7 +205,6 @@ async def test_a_failed_store_fails_later_callbacks() -> None:
     await commit.close()
 
 
-@in_event_loop
 async def test_a_timeout_is_reported_once() -> None:
     disk, store = gated_store()
     commit = GroupCommit(store, timeout_s=0.01)
@@ -242,7 +218,6 @@ async def test_a_timeout_is_reported_once() -> None:
     assert store.flushed_offset == store.end
 
 
-@in_event_loop
 async def test_an_append_after_a_timeout_has_its_own_deadline() -> None:
     disk, store = gated_store()
     commit = GroupCommit(store, timeout_s=0.01)
@@ -261,7 +236,6 @@ async def test_an_append_after_a_timeout_has_its_own_deadline() -> None:
     assert callbacks.calls == successes(3)
 
 
-@in_event_loop
 async def test_closing_completes_requested_flushes() -> None:
     disk, store = gated_store()
     commit = GroupCommit(store)
@@ -277,7 +251,6 @@ async def test_closing_completes_requested_flushes() -> None:
     assert callbacks.calls == successes(1, 2)
 
 
-@in_event_loop
 async def test_closing_without_callbacks_flushes_nothing() -> None:
     _, store = gated_store()
     store.append([sample(1)], now_ms=NOW_MS)
@@ -287,7 +260,6 @@ async def test_closing_without_callbacks_flushes_nothing() -> None:
     assert store.flushed_offset < store.end
 
 
-@in_event_loop
 async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     disk, store = gated_store()
     commit = GroupCommit(store)
@@ -303,7 +275,6 @@ async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     assert callbacks.calls == successes(2)
 
 
-@in_event_loop
 async def test_reads_and_appends_continue_while_a_flush_runs() -> None:
     disk, store = gated_store()
     commit = GroupCommit(store)
