@@ -16,6 +16,15 @@ def queue_range(queue_id: int, begin: int, end: int) -> QueueRange:
     return QueueRange(MessageQueue("t", "b", queue_id), "b:1", begin, end)
 
 
+def messages_of(ranges: list[QueueRange]) -> list[tuple[int, int]]:
+    """Return the queue id and the queue offset of each message in the ranges."""
+    return [
+        (part.queue.queue_id, queue_offset)
+        for part in ranges
+        for queue_offset in range(part.begin, part.end)
+    ]
+
+
 def test_the_number_of_tasks_depends_on_the_bytes_and_the_cores() -> None:
     sizing = TaskSizing(cores=4)
     assert sizing.task_count(1) == 1
@@ -53,17 +62,13 @@ def test_tasks_are_divided_by_bytes_and_not_by_messages() -> None:
 def test_every_message_is_in_one_task(
     spans: list[tuple[int, int]], tasks_min: int, size: int
 ) -> None:
-    ranges = [queue_range(at, begin, begin + count) for at, (begin, count) in enumerate(spans)]
+    ranges = [
+        queue_range(index, begin, begin + count) for index, (begin, count) in enumerate(spans)
+    ]
     sizes = {part.queue: float(size + part.queue.queue_id) for part in ranges}
     tasks = split_ranges(ranges, TaskSizing(cores=2, min_tasks=tasks_min), sizes)
-    seen = [
-        (part.queue.queue_id, at)
-        for task in tasks
-        for part in task
-        for at in range(part.begin, part.end)
-    ]
-    assert seen == [
-        (part.queue.queue_id, at) for part in ranges for at in range(part.begin, part.end)
-    ]
-    assert all(part.begin < part.end for task in tasks for part in task)
-    assert len(tasks) <= max(tasks_min, TaskSizing(cores=2).task_count(len(seen) * (size + 8)))
+    parts = [part for task in tasks for part in task]
+    messages = messages_of(parts)
+    assert messages == messages_of(ranges)
+    assert all(part.begin < part.end for part in parts)
+    assert len(tasks) <= max(tasks_min, TaskSizing(cores=2).task_count(len(messages) * (size + 8)))
