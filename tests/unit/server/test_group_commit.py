@@ -68,14 +68,20 @@ class CallbackLog:
         )
 
 
+def gated_commit(
+    timeout_s: float = TIMEOUT_S,
+) -> tuple[GatedDisk, MessageStore, GroupCommit, CallbackLog]:
+    disk, store = gated_store()
+    commit = GroupCommit(store, timeout_s=timeout_s)
+    return disk, store, commit, CallbackLog(store, commit)
+
+
 def successes(*numbers: int) -> list[tuple[int, type[StoreError] | None]]:
     return [(number, None) for number in numbers]
 
 
 async def test_one_flush_serves_all_waiting_appends() -> None:
-    disk, store = gated_store()
-    commit = GroupCommit(store)
-    callbacks = CallbackLog(store, commit)
+    disk, store, commit, callbacks = gated_commit()
     for number in range(1, 6):
         callbacks.append(number)
     await disk.flush_started()
@@ -88,9 +94,7 @@ async def test_one_flush_serves_all_waiting_appends() -> None:
 
 
 async def test_an_append_during_a_flush_waits_for_the_next_flush() -> None:
-    disk, store = gated_store()
-    commit = GroupCommit(store)
-    callbacks = CallbackLog(store, commit)
+    disk, store, commit, callbacks = gated_commit()
     callbacks.append(1)
     await disk.flush_started()
     for number in (2, 3, 4):
@@ -184,9 +188,7 @@ async def test_an_append_during_a_failing_flush_fails_too() -> None:
 
 async def test_a_store_that_fails_elsewhere_fails_all_callbacks() -> None:
     # A checkpoint fails during the flush. That flush succeeds, but no other may start.
-    disk, store = gated_store()
-    commit = GroupCommit(store)
-    callbacks = CallbackLog(store, commit)
+    disk, store, commit, callbacks = gated_commit()
     callbacks.append(1)
     await disk.flush_started()
     callbacks.append(2)
@@ -206,9 +208,7 @@ async def test_a_failed_store_fails_later_callbacks() -> None:
 
 
 async def test_a_timeout_is_reported_once() -> None:
-    disk, store = gated_store()
-    commit = GroupCommit(store, timeout_s=0.01)
-    callbacks = CallbackLog(store, commit)
+    disk, store, commit, callbacks = gated_commit(timeout_s=0.01)
     callbacks.append(1)
     assert type(await commit.wait_flushed(store.end)) is FlushTimeout
     assert callbacks.calls == [(1, FlushTimeout)]
@@ -219,9 +219,7 @@ async def test_a_timeout_is_reported_once() -> None:
 
 
 async def test_an_append_after_a_timeout_has_its_own_deadline() -> None:
-    disk, store = gated_store()
-    commit = GroupCommit(store, timeout_s=0.01)
-    callbacks = CallbackLog(store, commit)
+    disk, store, commit, callbacks = gated_commit(timeout_s=0.01)
     callbacks.append(1)
     assert type(await commit.wait_flushed(store.end)) is FlushTimeout
     callbacks.append(2)
@@ -237,9 +235,7 @@ async def test_an_append_after_a_timeout_has_its_own_deadline() -> None:
 
 
 async def test_closing_completes_requested_flushes() -> None:
-    disk, store = gated_store()
-    commit = GroupCommit(store)
-    callbacks = CallbackLog(store, commit)
+    disk, _, commit, callbacks = gated_commit()
     callbacks.append(1)
     await disk.flush_started()
     callbacks.append(2)
@@ -261,9 +257,7 @@ async def test_closing_without_callbacks_flushes_nothing() -> None:
 
 
 async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
-    disk, store = gated_store()
-    commit = GroupCommit(store)
-    callbacks = CallbackLog(store, commit)
+    disk, store, commit, callbacks = gated_commit()
     store.append([sample(1)], now_ms=NOW_MS)
     waiter = asyncio.ensure_future(commit.wait_flushed(store.end))
     callbacks.append(2)
@@ -276,9 +270,7 @@ async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
 
 
 async def test_reads_and_appends_continue_while_a_flush_runs() -> None:
-    disk, store = gated_store()
-    commit = GroupCommit(store)
-    callbacks = CallbackLog(store, commit)
+    disk, store, commit, callbacks = gated_commit()
     callbacks.append(2)
     await disk.flush_started()
     positions = store.append([sample(4), sample(6)], now_ms=NOW_MS)
