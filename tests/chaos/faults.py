@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final
 
 from tests.chaos.relay import Relay
-from tests.support.brokers import NotStarted, Served
+from tests.support.brokers import Server, StartFailed
 
 PAUSE_S: Final = (0.3, 2.0)  # between two faults
 DISK_MIB: Final = 192
@@ -106,7 +106,7 @@ class SmallDisk:
 class Faults:
     """Injects faults. `counts` has the number of each kind."""
 
-    served: Served
+    served: Server
     relay: Relay
     disk: SmallDisk
     seed: int
@@ -187,14 +187,14 @@ class Faults:
         self.served.kill()
         try:
             await asyncio.to_thread(self.served.start)
-        except NotStarted as error:
+        except StartFailed as error:
             is_sigbus = self.disk.file_system == "tmpfs" and error.exit_code == -signal.SIGBUS
             if error.exit_code != 2 and not is_sigbus:
                 raise
             self.counts["start refused on a full disk"] += 1
         self.disk.free()
         if not self.served.is_alive:
-            self.served.forget()
+            self.served.forget_exited()
             await asyncio.to_thread(self.served.start)
 
 

@@ -28,7 +28,7 @@ from tests.chaos.ledger import Fate, Ledger, Queue
 from tests.chaos.relay import Relay
 from tests.interop.records import Record
 from tests.interop.remoting import Client
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.ports import free_ports
 from tests.support.scraping import scrape
 
@@ -92,7 +92,7 @@ def conf(seed: int, metrics_port: int) -> dict[str, object]:
 async def run(directory: Path, *, seconds: float, seed: int) -> Report:
     """Run with faults for `seconds`, and check every message."""
     [metrics_port] = free_ports(1)
-    served = Served(directory, conf=conf(seed, metrics_port), wait_s=60)
+    served = Server(directory, conf=conf(seed, metrics_port), wait_s=60)
     ledger = Ledger()
     with SmallDisk(served.data, mib=192 + int(seconds / 60 * 64)) as disk, served:
         with served.client() as admin:
@@ -178,7 +178,7 @@ async def _clients(servers: str, address: str, ledger: Ledger, seed: int) -> Asy
         await asyncio.to_thread(worker.join, 60)
 
 
-async def _wait_for_deliveries(served: Served, metrics: str, ledger: Ledger) -> None:
+async def _wait_for_deliveries(served: Server, metrics: str, ledger: Ledger) -> None:
     """Wait until no transaction is open and every group has read everything, or a timeout."""
 
     def pending() -> str:
@@ -204,7 +204,7 @@ async def _wait_while(pending: Callable[[], str]) -> None:
         await asyncio.sleep(1)
 
 
-def _stored(served: Served) -> dict[Queue, list[Record]]:
+def _stored(served: Server) -> dict[Queue, list[Record]]:
     with Client(served.address, timeout_s=60) as client:
         return {
             (topic, queue_id): client.pull_all(topic, queue_id)

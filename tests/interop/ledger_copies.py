@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.pipeline.ledger.job import read_ledger, run_ledger
 from escrowmq.pipeline.ledger.table_formats import DELTA, copy_days, format_settings
-from tests.support.spark_session import session
+from tests.support.spark_session import start_session
 
 
 def copy_of(spark: SparkSession, kind: str, out: Path) -> DataFrame:
@@ -40,7 +40,7 @@ def differing_rows(left: DataFrame, right: DataFrame) -> int:
 
 
 def main(kind: str, data: Path, out: Path, jars: str) -> None:
-    spark = session("local[2]", **{"spark.jars": jars, **format_settings(kind)})
+    spark = start_session("local[2]", **{"spark.jars": jars, **format_settings(kind)})
     for _ in range(2):  # the second run replaces the rows of the first
         run_ledger(spark, out, paths=[data], table_format=kind)
     ledger = read_ledger(spark, out)

@@ -30,7 +30,8 @@ from tests.interop import jars
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import Client
 from tests.interop.skipping import call_or_skip
-from tests.support.clients import CONF, WAIT_S, Broker, numbered, receive, send, until
+from tests.support.clients import CONF, WAIT_S, Broker, numbered_bodies, receive, send
+from tests.support.waiting import wait_until_async
 
 pytestmark = [pytest.mark.apache, pytest.mark.nightly]
 
@@ -124,7 +125,7 @@ async def test_the_broker_applies_an_sql_filter(served: Broker) -> None:
 async def test_requests_of_an_operator_reach_the_consumer_through_the_broker(
     served: Broker,
 ) -> None:
-    await send(served, "operated", *numbered(8))
+    await send(served, "operated", *numbered_bodies(8))
     consumer = Consumer(served.namesrv_address, group="g-operated")
     received: list[ReceivedMessage] = []
 
@@ -133,7 +134,7 @@ async def test_requests_of_an_operator_reach_the_consumer_through_the_broker(
         received.append(message)
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(received) == 8)
+    await wait_until_async(lambda: len(received) == 8)
     # Private: the state of a member has no public view.
     await consumer._rebalancer.commit()
     # Private: the state of a member has no public view.
@@ -169,6 +170,6 @@ async def test_requests_of_an_operator_reach_the_consumer_through_the_broker(
     await asyncio.to_thread(
         request, RESET_OFFSETS, topic="operated", group="g-operated", timestamp=0, isForce=True
     )
-    await until(lambda: len(received) == 17)
+    await wait_until_async(lambda: len(received) == 17)
     await consumer.close()
     await running

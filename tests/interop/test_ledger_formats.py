@@ -15,7 +15,7 @@ import pytest
 from tests.interop.jars import fetch_jar
 from tests.interop.skipping import call_or_skip
 from tests.support.ledgers import Bank
-from tests.support.spark_session import ROOT, environment
+from tests.support.spark_session import ROOT, spark_environment
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,7 +40,7 @@ def test_the_copy_equals_the_ledger(kind: str, tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=ROOT,
-        env={**os.environ, **environment()},
+        env={**os.environ, **spark_environment()},
     )
     assert result.returncode == 0, result.stderr[-4000:]
     report = json.loads(result.stdout.splitlines()[-1])

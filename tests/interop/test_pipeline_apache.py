@@ -17,7 +17,7 @@ from escrowmq.pipeline.reconcile.job import ReconcileRequest, run_reconcile
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
 from tests.support.ledgers import TABLES
-from tests.support.spark_session import QUIET, patiently, spark
+from tests.support.spark_session import IGNORED_WARNINGS, retry_slow_start, spark
 from tests.support.waiting import wait_until
 
 __all__ = ["spark"]
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
 ]
 
 TIMEOUT_S = 120.0
@@ -54,7 +54,7 @@ def build_ledger(spark: SparkSession, out: Path, run: Callable[[], object]) -> d
     rows: dict[str, Row] = {}
 
     def has_expected_outcomes() -> bool:
-        patiently(run)
+        retry_slow_start(run)
         rows.clear()
         rows.update({row["transaction_id"]: row for row in read_ledger(spark, out).collect()})
         return {name: row["outcome"] for name, row in rows.items()} == EXPECTED_OUTCOMES

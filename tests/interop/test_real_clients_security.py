@@ -10,7 +10,7 @@ import pytest
 
 from tests.interop.clients.scenarios import ScenarioResult, run_scenario
 from tests.interop.skipping import call_or_skip
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.signing import Certificates, SignedClient
 
 ADMIN = "operator-key", "operator-secret-1"
@@ -30,7 +30,7 @@ SCENARIOS = ("sync", "orderly", "retry", "pull", "transaction-check")
 IN_CI = {("java-5.5.0", "sync")}
 
 
-def broker(directory: Path, conf: dict[str, object]) -> Served:
+def broker(directory: Path, conf: dict[str, object]) -> Server:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "acl.yml").write_text(RULES)
     short_delays = {
@@ -38,16 +38,16 @@ def broker(directory: Path, conf: dict[str, object]) -> Served:
         "transactionTimeOut": 2_000,
         "transactionCheckInterval": 1_000,
     }
-    return Served(directory, conf={**short_delays, **conf}, wait_s=60)
+    return Server(directory, conf={**short_delays, **conf}, wait_s=60)
 
 
-def broker_with_acl(directory: Path, conf: dict[str, object] | None = None) -> Served:
+def broker_with_acl(directory: Path, conf: dict[str, object] | None = None) -> Server:
     access = {"aclEnable": "true", "escrowAclFile": directory / "acl.yml"}
     return broker(directory, {**access, **(conf or {})})
 
 
 def run(
-    client: str, scenario: str, server: Served, directory: Path, **options: Any
+    client: str, scenario: str, server: Server, directory: Path, **options: Any
 ) -> ScenarioResult:
     return call_or_skip(
         f"client {client}",
@@ -63,7 +63,7 @@ def run(
     )
 
 
-def assert_received(result: ScenarioResult, server: Served) -> None:
+def assert_received(result: ScenarioResult, server: Server) -> None:
     details = f"\n{result}\nour log:\n{server.errors[-3000:]}"
     assert not result.all("failed"), details
     assert result.all("done"), details

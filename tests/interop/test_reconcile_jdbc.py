@@ -20,9 +20,9 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engin
 from escrowmq.sql.statements import create_tables, inbox_table, marker_table
 from tests.interop.jars import fetch_jar, unavailable_reason
 from tests.interop.skipping import call_or_skip
-from tests.support.databases import DatabaseServer, Maria, Postgres
+from tests.support.databases import DatabaseServer, MariaDB, Postgres
 from tests.support.ledgers import Bank
-from tests.support.spark_session import ROOT, environment
+from tests.support.spark_session import ROOT, spark_environment
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,7 +31,7 @@ DRIVERS: Final = {
     "postgresql": "org.postgresql:postgresql:42.7.14",
     "mariadb": "org.mariadb.jdbc:mariadb-java-client:3.5.11",
 }
-SERVERS: Final[dict[str, type[DatabaseServer]]] = {"postgresql": Postgres, "mariadb": Maria}
+SERVERS: Final[dict[str, type[DatabaseServer]]] = {"postgresql": Postgres, "mariadb": MariaDB}
 # URLs of JDBC and of SQLAlchemy. The latter name default drivers that are not installed, so only
 # the jar can read the tables.
 URLS: Final = {
@@ -70,7 +70,7 @@ def databases(request: pytest.FixtureRequest, bank: Bank) -> Iterator[tuple[str,
     Yields the kind of the server, and the URLs of both databases in each form of `URLS`.
     """
     kind: str = request.param
-    if reason := SERVERS[kind].lack() or unavailable_reason():
+    if reason := SERVERS[kind].unavailable_reason() or unavailable_reason():
         pytest.skip(reason)
     with SERVERS[kind]() as server:
         urls = [server.new_database() for _ in range(2)]
@@ -119,7 +119,7 @@ def run_reconcile(bank: Bank, sender: str, receiver: str, *options: str) -> dict
         text=True,
         check=False,
         cwd=ROOT,
-        env={**os.environ, **environment()},
+        env={**os.environ, **spark_environment()},
     )
     assert result.returncode == 1, result.stdout + result.stderr
     report: dict[str, Any] = json.loads(result.stdout)

@@ -16,7 +16,7 @@ import pytest
 from tests.interop import fixtures
 from tests.interop.conversation import SETTINGS, Conversation, capture
 from tests.interop.shapes import Shape
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 NEW, OLD = "5.5.0", "4.9.7"
 
@@ -66,7 +66,7 @@ DIFFERENCES = {
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shape]:
     conf = {name: str(value).lower() for name, value in SETTINGS.items()}
-    with Served(tmp_path_factory.mktemp("shapes"), conf=conf) as served:
+    with Server(tmp_path_factory.mktemp("shapes"), conf=conf) as served:
         return Conversation(served.address, served.namesrv_address).run()
 
 

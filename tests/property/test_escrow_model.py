@@ -20,7 +20,7 @@ from escrowmq.escrow.half_table import Half
 from escrowmq.message import names
 from escrowmq.message.properties import find_property
 from tests.interop.remoting import Response
-from tests.support.broker_requests import FakeChannel, a_send, stored
+from tests.support.broker_requests import FakeChannel, send_request, stored_records
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
@@ -28,13 +28,13 @@ from tests.support.escrows import (
     UNKNOWN,
     EscrowBench,
     HalfPosition,
-    a_batch_decision,
-    a_half,
-    a_heartbeat,
-    a_registration,
-    an_end,
-    an_end_of_many,
+    decide_batch_request,
+    end_many_request,
+    end_request,
+    half_request,
+    heartbeat_request,
     position_of,
+    register_writer_request,
     sent_checks,
     writer_state,
 )
@@ -206,14 +206,14 @@ class EscrowMachine(RuleBasedStateMachine):
         """
         channel = FakeChannel(f"client {len(self.pending)}")
         self.bench.turn(request, channel=channel)
-        responses = channel.answers()
+        responses = channel.responses()
         if code == SUCCESS:
             if responses:
                 is_durable = self.bench.store.flushed_offset == self.bench.store.end
                 assert is_durable, "a success was reported before the flush"
         else:
             self.bench.turn()
-            responses += channel.answers()
+            responses += channel.responses()
         assert [response.code for response in responses] in ([code], []), responses
         if not responses:
             self.pending.append((channel, code, check))
@@ -223,7 +223,7 @@ class EscrowMachine(RuleBasedStateMachine):
         for _ in range(3):  # a request that was deferred is handled in the next turn
             self.bench.flush()
         for channel, code, check in self.pending:
-            [response] = channel.answers()
+            [response] = channel.responses()
             assert response.code == code, response.remark
             if check is not None:
                 check(response)
@@ -233,7 +233,7 @@ class EscrowMachine(RuleBasedStateMachine):
                 for sender, key in self.pending_sends
                 if sender is channel
             ]
-            assert [position_of(response) for response in channel.answers()] == positions
+            assert [position_of(response) for response in channel.responses()] == positions
         self.pending, self.pending_sends = [], []
         self.mark_durable()
 
@@ -271,10 +271,10 @@ class EscrowMachine(RuleBasedStateMachine):
             sender = FakeChannel("closed after the send")
         body = transaction.key.encode() + b":" + changes.pop("body", b"")
         self.bench.turn(
-            a_half(transaction.key, group=group, queue_id=queue_id, body=body, **changes),
+            half_request(transaction.key, group=group, queue_id=queue_id, body=body, **changes),
             channel=sender,
         )
-        assert sender.answers() == [], "the send was acknowledged before the flush"
+        assert sender.responses() == [], "the send was acknowledged before the flush"
         self.pending_sends.append((sender, transaction.key))
         if not self.channels:
             self.bench.disconnect(sender)
@@ -296,7 +296,7 @@ class EscrowMachine(RuleBasedStateMachine):
         def check(response: Response) -> None:
             assert position_of(response) in (self.open_position(transaction), *positions)
 
-        request = a_half(
+        request = half_request(
             transaction.key, group=transaction.group, queue_id=transaction.queue_id, body=b"again"
         )
         self.request(request, SUCCESS, check)
@@ -321,14 +321,14 @@ class EscrowMachine(RuleBasedStateMachine):
             step = Step()
             self.decide_in_model(step, transaction, STATE_OF_VERDICT[verdict])
             self.steps.append(step)
-        request = an_end(
+        request = end_request(
             position, verdict, group=transaction.group, one_way=one_way, check=from_check
         )
         if one_way:
             channel = FakeChannel("one way")
             self.bench.turn(request, channel=channel)
             self.bench.turn()
-            assert channel.answers() == []
+            assert channel.responses() == []
         else:
             self.request(request, code)
 
@@ -341,7 +341,7 @@ class EscrowMachine(RuleBasedStateMachine):
             return
         channels = [FakeChannel(f"racer {verdict}") for verdict in race_verdicts]
         for channel, verdict in zip(channels, race_verdicts, strict=True):
-            request = an_end(position, verdict, group=transaction.group)
+            request = end_request(position, verdict, group=transaction.group)
             self.bench.broker.handle(channel, request, self.bench.now_ms)
         self.bench.turn()
         step = Step()
@@ -369,7 +369,7 @@ class EscrowMachine(RuleBasedStateMachine):
         else:
             next_offset = self.bench.store.max_offset(names.HALF_TOPIC, 0)
             position = position._replace(queue_offset=next_offset)
-        self.request(an_end(position, verdict, group=group), NOT_FOUND)
+        self.request(end_request(position, verdict, group=group), NOT_FOUND)
 
     @rule(number=picks)
     def query_state(self, number: int) -> None:
@@ -383,7 +383,7 @@ class EscrowMachine(RuleBasedStateMachine):
         def check(response: Response) -> None:
             assert response.ext_fields["state"] == state
 
-        self.request(an_end(position, UNKNOWN, group=transaction.group), SUCCESS, check)
+        self.request(end_request(position, UNKNOWN, group=transaction.group), SUCCESS, check)
 
     @rule(numbers=st.lists(picks, min_size=1, max_size=4), verdict=verdicts)
     def end_many(self, numbers: list[int], verdict: int) -> None:
@@ -399,11 +399,11 @@ class EscrowMachine(RuleBasedStateMachine):
         } - {SUCCESS}
         if any(member.group != group and not member.is_decided for member in members):
             error_codes.add(NOT_FOUND)
-        request = an_end_of_many([*positions], verdict, group=group)
+        request = end_many_request([*positions], verdict, group=group)
         if error_codes:
             channel = FakeChannel("ends many")
             self.bench.turn(request, channel=channel)
-            assert channel.answer().code in error_codes
+            assert channel.response().code in error_codes
             return
         step = Step()
         for member in members:
@@ -422,7 +422,7 @@ class EscrowMachine(RuleBasedStateMachine):
             state = writer_state(response)
             assert (state.fence, state.batch) == (fence, batch)
 
-        self.request(a_registration(), SUCCESS, check)
+        self.request(register_writer_request(), SUCCESS, check)
         self.writer = fence, batch
         self.steps.append(Step(writer=self.writer))
 
@@ -450,7 +450,7 @@ class EscrowMachine(RuleBasedStateMachine):
         counts = [
             (attempt, len(halves) + missing_halves) for attempt, halves in winning_halves.items()
         ]
-        request = a_batch_decision(batch, fence - fence_lag, counts)
+        request = decide_batch_request(batch, fence - fence_lag, counts)
         if fence_lag or batch < last_batch:
             self.request(request, FENCED)
         elif batch == last_batch:
@@ -481,8 +481,8 @@ class EscrowMachine(RuleBasedStateMachine):
         channel = FakeChannel(f"channel {self.count}")
         self.count += 1
         self.channels.append(channel)
-        self.bench.turn(a_heartbeat(channel, *groups), channel=channel)
-        assert [response.code for response in channel.answers()] == [SUCCESS]
+        self.bench.turn(heartbeat_request(channel, *groups), channel=channel)
+        assert [response.code for response in channel.responses()] == [SUCCESS]
         self.receive_checks()
 
     @precondition(lambda self: self.channels)
@@ -644,10 +644,10 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        self.bench.turn(*(a_send("filler", b"x" * 300) for _ in range(8)))
-        self.bench.channel.answers()
+        self.bench.turn(*(send_request("filler", b"x" * 300) for _ in range(8)))
+        self.bench.channel.responses()
         self.flush()
-        self.bench.channel.answers()
+        self.bench.channel.responses()
         self.bench.remove_log_file()
         for transaction in self.transactions.values():
             position = self.open_position(transaction)
@@ -693,12 +693,12 @@ class EscrowMachine(RuleBasedStateMachine):
         assert half_cursor <= min(open_offsets, default=half_cursor)
         decided_offsets = {
             int(bytes(record.body))
-            for record in stored(self.bench.store, names.OP_TOPIC)
+            for record in stored_records(self.bench.store, names.OP_TOPIC)
             if record.queue_offset >= op_cursor
         }
         undecided_offsets = {
             record.queue_offset
-            for record in stored(self.bench.store, names.HALF_TOPIC)
+            for record in stored_records(self.bench.store, names.HALF_TOPIC)
             if record.queue_offset >= half_cursor
         } - decided_offsets
         assert undecided_offsets - stranded_offsets == open_offsets

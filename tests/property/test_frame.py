@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import RemoteProtocolError
 from escrowmq.remoting.frame import Frame, FrameDecoder, encode_frame
-from tests.support.remoting_strategies import bodies, cut
+from tests.support.remoting_strategies import bodies, split_stream
 
 FrameValues = tuple[int, bytes, bytes]
 
@@ -29,7 +29,7 @@ def test_a_split_stream_is_decoded_into_the_same_frames(
     stream = b"".join(encode_frame(*frame) for frame in sent_frames)
     decoder = FrameDecoder(Frame)
     received_frames: list[FrameValues] = []
-    for chunk in data.draw(cut(stream)):
+    for chunk in data.draw(split_stream(stream)):
         decoder.receive(chunk)
         received_frames += read_frames(decoder)
     assert received_frames == sent_frames
@@ -57,7 +57,7 @@ def test_garbage_raises_the_same_error_wherever_it_is_split(
     garbage: bytes, data: st.DataObject
 ) -> None:
     outcomes = []
-    for chunks in ([garbage], data.draw(cut(garbage))):
+    for chunks in ([garbage], data.draw(split_stream(garbage))):
         decoder = FrameDecoder(Frame, frame_length_max=64)
         received_frames: list[FrameValues] = []
         error_text = ""

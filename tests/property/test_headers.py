@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import InvalidField
 from escrowmq.remoting.headers import Header, decode_header, encode_header
-from tests.support.remoting_strategies import a_few, header_kinds, headers_of, texts
+from tests.support.remoting_strategies import fewer_examples, header_types, headers_of, texts
 
 
-@pytest.mark.parametrize("header_type", header_kinds, ids=lambda header_type: header_type.__name__)
-@a_few
+@pytest.mark.parametrize("header_type", header_types, ids=lambda header_type: header_type.__name__)
+@fewer_examples
 @given(st.data())
 def test_an_encoded_header_is_decoded_unchanged(
     header_type: type[Header], data: st.DataObject
@@ -26,7 +26,7 @@ def test_an_encoded_header_is_decoded_unchanged(
     assert decode_header(header_type, fields | {"AccessKey": "", "ns": "x"}) == header
 
 
-@given(st.sampled_from(header_kinds), st.data())
+@given(st.sampled_from(header_types), st.data())
 def test_booleans_are_decoded_as_numbers_and_in_any_case(
     header_type: type[Header], data: st.DataObject
 ) -> None:
@@ -46,7 +46,7 @@ def spellings(header: Header, wire_name: str, text: str) -> list[str]:
     return ["true", "True", "TRUE", "1"] if text == "true" else ["false", "FALSE", "0"]
 
 
-@given(st.sampled_from(header_kinds), st.data())
+@given(st.sampled_from(header_types), st.data())
 def test_any_fields_are_decoded_or_refused(header_type: type[Header], data: st.DataObject) -> None:
     names = st.sampled_from([*header_type.__struct_encode_fields__, "other"])
     values = st.one_of(texts, st.integers().map(str), st.sampled_from(["null", "1e9", "-0", ""]))

@@ -23,7 +23,7 @@ from escrowmq.remoting.connection import Connection, InvalidRequest
 from escrowmq.remoting.frame import encode_frame
 from escrowmq.remoting.headers import encode_header
 from escrowmq.remoting.requests import REQUESTS, Request
-from tests.support.remoting_strategies import cut, headers_of, int32
+from tests.support.remoting_strategies import headers_of, int32, split_stream
 
 FRAME_LENGTH_MAX = 4_096
 
@@ -77,7 +77,7 @@ def test_a_damaged_stream_gives_events_or_a_lasting_protocol_error(
     open_call, _ = connection.call(34, deadline_s=1.0)
     failure = None
     try:
-        for chunk in data.draw(cut(stream)):
+        for chunk in data.draw(split_stream(stream)):
             connection.receive(chunk)
             handle_all(connection)
     except RemoteProtocolError as error:

@@ -17,7 +17,7 @@ import pyspark
 
 from tests.spark_crash.cases import LOCAL
 from tests.spark_crash.points import DIRECTORY
-from tests.support.spark_session import environment
+from tests.support.spark_session import spark_environment
 
 START_TIMEOUT_S: Final = 600.0  # a start takes ten seconds, on a busy machine minutes
 
@@ -79,7 +79,7 @@ class Driver:
 
 
 def _environment(master: str, directory: Path) -> dict[str, str]:
-    variables = {**environment(), DIRECTORY: str(directory)}
+    variables = {**spark_environment(), DIRECTORY: str(directory)}
     variables["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent / 'preload'}"
     if master != LOCAL:
         variables["SPARK_HOME"] = str(_spark_home(directory))

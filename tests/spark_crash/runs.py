@@ -22,7 +22,7 @@ from tests.spark_crash.points import (
     fired_file,
     write_pids,
 )
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 STEP: Final = 200  # rows in an epoch
 RUN_TIMEOUT_S: Final = 120.0  # for each run of a chain
@@ -45,7 +45,7 @@ class CrashHarness:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._served = Served(directory / "broker", wait_s=120)
+        self._served = Server(directory / "broker", wait_s=120)
         self._shared = directory / "job"
         self._shared.mkdir()
         self.drivers = Drivers(self._shared)
@@ -151,7 +151,7 @@ class CrashHarness:
             (self._shared / THAWED).touch()
 
     def _restart_broker(self) -> None:
-        self._served.bury()
+        self._served.reap_killed()
         self._served.start()
         write_pids(self._shared / BROKER_PID, self._served.pid)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.interop.records import decode_records
 from tests.interop.remoting import Client, Response
-from tests.support.brokers import Served, begin_pull, next_answer
+from tests.support.brokers import Server, next_response, start_pull
 
 pytestmark = pytest.mark.slow
 
@@ -20,15 +20,15 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("broker"), conf={"enablePropertyFilter": "true"}) as server:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("broker"), conf={"enablePropertyFilter": "true"}) as server:
         yield server
     server.assert_clean()
     assert "Traceback" not in server.errors, server.errors
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[Client]:
+def client(served: Server) -> Iterator[Client]:
     with served.client() as line:
         yield line
 
@@ -93,16 +93,16 @@ def test_a_pull_gets_what_matches_and_steps_over_the_rest(client: Client, topic:
 
 
 def test_only_a_message_that_matches_wakes_a_pull(
-    served: Served, client: Client, topic: str
+    served: Server, client: Client, topic: str
 ) -> None:
     with served.client() as waiting:
-        begin_pull(waiting, topic, 0, subscription="price > 3", kind="SQL92")
+        start_pull(waiting, topic, 0, subscription="price > 3", kind="SQL92")
         client.send(topic, b"cheap", {"price": "1"})
         client.send(topic, b"unpriced")
         waiting.max_offset(topic, 0)
         assert not waiting.pending_frames
         client.send(topic, b"dear", {"price": "4"})
-        assert bodies(next_answer(waiting)) == [b"dear"]
+        assert bodies(next_response(waiting)) == [b"dear"]
 
 
 def test_the_subscription_of_a_heartbeat_filters_too(client: Client, topic: str) -> None:
@@ -132,7 +132,7 @@ def test_a_bad_expression_is_refused_with_its_place(client: Client, topic: str) 
 
 
 def test_without_the_setting_sql_is_refused_and_the_refusal_names_it(tmp_path: Path) -> None:
-    with Served(tmp_path) as served, served.client() as client:
+    with Server(tmp_path) as served, served.client() as client:
         client.create_topic("orders")
         for refused in (
             client.pull("orders", 0, 0, subscription="a > 1", expression_type="SQL92"),

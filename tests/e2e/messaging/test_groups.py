@@ -9,8 +9,8 @@ import pytest
 
 from tests.interop.records import decode_records
 from tests.interop.remoting import Client, Response
-from tests.support.brokers import Served
-from tests.support.messaging import bodies, numbers, v1
+from tests.support.brokers import Server
+from tests.support.messaging import bodies, send_v1_fields, unique_numbers
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +22,12 @@ NOTIFY_CONSUMER_IDS_CHANGED = 40
 
 
 def test_the_first_message_creates_a_topic_like_its_template(
-    served: Served, client: Client
+    served: Server, client: Client
 ) -> None:
-    name = f"auto-{next(numbers)}"
-    client.expect(10, v1(name, defaultTopicQueueNums=100), b"1")
-    assert client.request(10, v1(name, queueId=7), b"2").code == 0  # the template has 8
-    assert client.request(10, v1(name, queueId=8), b"3").code == 29
+    name = f"auto-{next(unique_numbers)}"
+    client.expect(10, send_v1_fields(name, defaultTopicQueueNums=100), b"1")
+    assert client.request(10, send_v1_fields(name, queueId=7), b"2").code == 0  # the template has 8
+    assert client.request(10, send_v1_fields(name, queueId=8), b"3").code == 29
     assert bodies(client.pull_all(name, 0)) == [b"1"]
 
 
@@ -114,7 +114,7 @@ def told(client: Client) -> list[str]:
 
 
 def test_members_are_listed_and_notified_of_each_other(
-    served: Served, client: Client, topic: str, group: str
+    served: Server, client: Client, topic: str, group: str
 ) -> None:
     answer = beat(client, "c1", group, topic)
     assert answer.ext_fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"

@@ -18,7 +18,7 @@ from tests.support.acl_broker import (
     broker_with_acl,
     send_fields,
 )
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.signing import SignedClient
 
 
@@ -101,7 +101,7 @@ NOT_FOR_READER: dict[str, Ask] = {
 
 @pytest.mark.parametrize("attack", NOT_FOR_WRITER)
 def test_a_writer_is_refused_what_it_may_not_do(
-    served: Served, admin: SignedClient, attack: str
+    served: Server, admin: SignedClient, attack: str
 ) -> None:
     ends = [admin.max_offset(topic, 0) for topic in ("orders", "others")]
     with SignedClient(served.address, *WRITER) as client:
@@ -110,12 +110,12 @@ def test_a_writer_is_refused_what_it_may_not_do(
 
 
 @pytest.mark.parametrize("attack", NOT_FOR_READER)
-def test_a_reader_is_refused_what_it_may_not_do(served: Served, attack: str) -> None:
+def test_a_reader_is_refused_what_it_may_not_do(served: Server, attack: str) -> None:
     with SignedClient(served.address, *READER) as client:
         assert_refused(NOT_FOR_READER[attack](client))
 
 
-def test_refused_requests_had_no_effect(served: Served, admin: SignedClient) -> None:
+def test_refused_requests_had_no_effect(served: Server, admin: SignedClient) -> None:
     for group, topic in (("strangers", "orders"), ("readers", "others")):
         assert admin.committed_offset(group, topic, 0) != 9
     assert admin.request(38, {"consumerGroup": "strangers"}).code == 1  # nobody is in it
@@ -124,7 +124,7 @@ def test_refused_requests_had_no_effect(served: Served, admin: SignedClient) -> 
         assert names.route("mine") is None
 
 
-def test_accounts_may_do_what_their_permissions_allow(served: Served) -> None:
+def test_accounts_may_do_what_their_permissions_allow(served: Server) -> None:
     with SignedClient(served.address, *WRITER) as writer:
         sent = writer.send("orders", b"to be read")
         writer.send("RMQ_SYS_TRACE_TOPIC", b"every client traces")
@@ -143,7 +143,7 @@ def test_accounts_may_do_what_their_permissions_allow(served: Served) -> None:
 
 
 def test_access_to_a_message_depends_on_its_stored_topic(
-    served: Served, admin: SignedClient
+    served: Server, admin: SignedClient
 ) -> None:
     hidden = admin.send("others", b"not for the reader")
     with SignedClient(served.address, *READER) as reader:
@@ -157,7 +157,7 @@ def half(client: SignedClient, topic: str, key: str) -> SendResult:
 
 
 def test_only_an_account_that_may_write_the_topic_ends_a_transaction(
-    served: Served, admin: SignedClient
+    served: Server, admin: SignedClient
 ) -> None:
     parked = half(admin, "others", "tx-1")
     end = admin.max_offset("others", 0)

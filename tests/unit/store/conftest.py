@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.store_damage import make
+from tests.support.store_damage import make_store
 from tests.support.stores import open_store
 
 
@@ -25,4 +25,4 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def clean(root: Path) -> Path:
     """Return the directory of a store that was closed."""
-    return make(root)
+    return make_store(root)

@@ -19,17 +19,16 @@ from escrowmq.testing.disks import MemoryDisk
 from tests.interop.fixtures import SHUTDOWNS, VERSIONS, Shutdown, unpack_store
 from tests.support.store_damage import (
     RECORDS,
-    change,
     damage,
+    edit_file,
     flip,
     index_files,
     log_end,
-    log_place,
-    make,
-    name,
+    log_records,
+    make_store,
     notes,
-    records,
-    the_damage,
+    only_damage,
+    relative_name,
 )
 from tests.support.stores import (
     NOW_MS,
@@ -37,6 +36,7 @@ from tests.support.stores import (
     assert_clean,
     examine,
     fill,
+    locate,
     open_store,
     properties,
     sample,
@@ -48,7 +48,7 @@ TORN_RECORD = b"\xda\xa3\x20\xa7 half a record"
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """Return a store that was killed; half of its records follow the last checkpoint."""
-    return make(tmp_path / "store", killed=True)
+    return make_store(tmp_path / "store", killed=True)
 
 
 # --- intact stores ---------------------------------------------------------------------------
@@ -138,11 +138,13 @@ def test_queue_entries_that_recovery_restores_are_a_note(killed: Path) -> None:
 
 def test_a_torn_end_after_a_crash_is_a_note_and_recovery_truncates_it(killed: Path) -> None:
     end = log_end(killed)
-    path, position = log_place(killed, end)
-    change(path, position, TORN_RECORD)
+    path, position = locate(killed, end)
+    edit_file(path, position, TORN_RECORD)
     report = examine(killed)
     assert damage(report) == []
-    assert (name(killed, path), position) in [(note.where, note.position) for note in notes(report)]
+    assert (relative_name(killed, path), position) in [
+        (note.where, note.position) for note in notes(report)
+    ]
     store = open_store(RealDisk(killed))
     assert store.recovery.end == end
     store.close()
@@ -150,9 +152,9 @@ def test_a_torn_end_after_a_crash_is_a_note_and_recovery_truncates_it(killed: Pa
 
 
 def test_an_invalid_record_above_the_checkpoint_is_a_torn_end(killed: Path) -> None:
-    record = records(killed)[-3]
-    path, position = log_place(killed, record.log_offset)
-    change(path, position + 90, flip)
+    record = log_records(killed)[-3]
+    path, position = locate(killed, record.log_offset)
+    edit_file(path, position + 90, flip)
     report = examine(killed)
     assert damage(report) == []
     assert report.records == RECORDS - 3
@@ -163,22 +165,22 @@ def test_an_invalid_record_above_the_checkpoint_is_a_torn_end(killed: Path) -> N
 
 
 def test_an_invalid_record_below_the_checkpoint_is_damage_even_after_a_crash(killed: Path) -> None:
-    path, position = log_place(killed, records(killed)[2].log_offset)
-    change(path, position + 90, flip)
+    path, position = locate(killed, log_records(killed)[2].log_offset)
+    edit_file(path, position + 90, flip)
     findings = damage(examine(killed))
     assert [(finding.where, finding.position) for finding in findings] == [
-        (name(killed, path), position)
+        (relative_name(killed, path), position)
     ]
 
 
 def test_a_torn_queue_entry_above_the_checkpoint_is_a_note(killed: Path) -> None:
-    record = records(killed)[RECORDS // 2 + 3]
+    record = log_records(killed)[RECORDS // 2 + 3]
     directory = killed / f"consumequeue/{record.topic}/{record.queue_id}"
     base, position = divmod(record.queue_offset * 20, TINY.queue_file_bytes)
     path = directory / f"{base * TINY.queue_file_bytes:020d}"
     if not path.exists():
         path.write_bytes(bytes(TINY.queue_file_bytes))
-    change(path, position, struct.pack(">qiq", record.log_offset, record.size + 1, 0))
+    edit_file(path, position, struct.pack(">qiq", record.log_offset, record.size + 1, 0))
     report = examine(killed)
     assert damage(report) == []
     open_store(RealDisk(killed)).close()
@@ -187,7 +189,7 @@ def test_a_torn_queue_entry_above_the_checkpoint_is_a_note(killed: Path) -> None
 
 def test_keys_that_were_being_written_at_a_crash_are_a_note(killed: Path) -> None:
     last = index_files(killed)[-1]
-    change(last, 36, b"\0\0\0\1")  # the header, which is written last
+    edit_file(last, 36, b"\0\0\0\1")  # the header, which is written last
     report = examine(killed)
     assert damage(report) == []
     assert "escrowmq.redo" in [note.where for note in notes(report)]
@@ -199,11 +201,11 @@ def test_keys_that_were_being_written_at_a_crash_are_a_note(killed: Path) -> Non
 
 
 def test_a_bit_flip_in_a_body_is_found(clean: Path) -> None:
-    record = records(clean)[5]
-    path, position = log_place(clean, record.log_offset)
-    change(path, position + 88, flip)
-    finding = the_damage(clean)
-    assert (finding.where, finding.position) == (name(clean, path), position)
+    record = log_records(clean)[5]
+    path, position = locate(clean, record.log_offset)
+    edit_file(path, position + 88, flip)
+    finding = only_damage(clean)
+    assert (finding.where, finding.position) == (relative_name(clean, path), position)
     assert "checksum" in finding.what
     assert f"goes on at {record.log_offset + record.size}" in finding.what
 
@@ -212,18 +214,18 @@ def test_a_bit_flip_in_a_body_is_found(clean: Path) -> None:
     "field_position", [0, 4, 28, 84], ids=["size", "magic", "log offset", "body size"]
 )
 def test_a_bit_flip_in_a_header_is_found(field_position: int, clean: Path) -> None:
-    record = records(clean)[5]
-    path, position = log_place(clean, record.log_offset)
-    change(path, position + field_position, flip)
-    finding = the_damage(clean)
-    assert (finding.where, finding.position) == (name(clean, path), position)
+    record = log_records(clean)[5]
+    path, position = locate(clean, record.log_offset)
+    edit_file(path, position + field_position, flip)
+    finding = only_damage(clean)
+    assert (finding.where, finding.position) == (relative_name(clean, path), position)
 
 
 def test_a_bit_flip_in_a_queue_offset_is_found_by_comparing_it_with_the_queue(clean: Path) -> None:
-    path, position = log_place(clean, records(clean)[5].log_offset)
-    change(path, position + 20, flip)  # the highest byte: an impossible offset
-    finding = the_damage(clean)
-    assert (finding.where, finding.position) == (name(clean, path), position)
+    path, position = locate(clean, log_records(clean)[5].log_offset)
+    edit_file(path, position + 20, flip)  # the highest byte: an impossible offset
+    finding = only_damage(clean)
+    assert (finding.where, finding.position) == (relative_name(clean, path), position)
     assert "queue offset" in finding.what
 
 
@@ -231,11 +233,11 @@ def test_a_bit_flip_anywhere_in_a_record_with_crc_is_found(tmp_path: Path) -> No
     store = open_store(RealDisk(tmp_path), replace(TINY, sealed=True))
     fill(store, range(5))
     store.close()
-    record = records(tmp_path)[2]
-    path, position = log_place(tmp_path, record.log_offset)
-    change(path, position + 19, flip)  # the user's flag, which only the record CRC covers
-    finding = the_damage(tmp_path)
-    assert (finding.where, finding.position) == (name(tmp_path, path), position)
+    record = log_records(tmp_path)[2]
+    path, position = locate(tmp_path, record.log_offset)
+    edit_file(path, position + 19, flip)  # the user's flag, which only the record CRC covers
+    finding = only_damage(tmp_path)
+    assert (finding.where, finding.position) == (relative_name(tmp_path, path), position)
     assert "record CRC" in finding.what
 
 
@@ -245,7 +247,7 @@ def test_a_missing_segment_is_found_and_the_others_are_checked(clean: Path) -> N
     report = examine(clean)
     findings = damage(report)
     assert [(finding.where, finding.position) for finding in findings] == [
-        (name(clean, missing), None)
+        (relative_name(clean, missing), None)
     ]
     assert 0 < report.records < RECORDS
 
@@ -261,9 +263,9 @@ def test_a_short_log_file_is_found(clean: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(3000)
     findings = damage(examine(clean))
-    assert (findings[0].where, findings[0].position) == (name(clean, path), None)
+    assert (findings[0].where, findings[0].position) == (relative_name(clean, path), None)
     assert findings[0].what == "has 3000 bytes, not 4096"
-    assert {finding.where for finding in findings} == {name(clean, path)}
+    assert {finding.where for finding in findings} == {relative_name(clean, path)}
 
 
 def test_a_short_last_log_file_after_a_crash_is_a_note(killed: Path) -> None:
@@ -272,7 +274,7 @@ def test_a_short_last_log_file_after_a_crash_is_a_note(killed: Path) -> None:
         file.truncate(log_end(killed) % TINY.segment_bytes)
     report = examine(killed)
     assert damage(report) == []
-    assert name(killed, last) in [note.where for note in notes(report)]
+    assert relative_name(killed, last) in [note.where for note in notes(report)]
 
 
 def test_empty_log_files_above_the_checkpoint_are_a_note_after_a_crash(killed: Path) -> None:
@@ -286,31 +288,34 @@ def test_empty_log_files_above_the_checkpoint_are_a_note_after_a_crash(killed: P
 
 
 def test_garbage_after_the_end_of_the_log_is_damage_after_a_clean_stop(clean: Path) -> None:
-    path, position = log_place(clean, log_end(clean) + 200)
-    change(path, position, TORN_RECORD)
-    finding = the_damage(clean)
-    assert (finding.where, finding.position) == (name(clean, path), position)
+    path, position = locate(clean, log_end(clean) + 200)
+    edit_file(path, position, TORN_RECORD)
+    finding = only_damage(clean)
+    assert (finding.where, finding.position) == (relative_name(clean, path), position)
 
 
 def test_a_torn_record_at_the_end_of_the_log_is_damage_after_a_clean_stop(clean: Path) -> None:
-    path, position = log_place(clean, log_end(clean))
-    change(path, position, TORN_RECORD)
-    finding = the_damage(clean)
-    assert (finding.where, finding.position) == (name(clean, path), position)
+    path, position = locate(clean, log_end(clean))
+    edit_file(path, position, TORN_RECORD)
+    finding = only_damage(clean)
+    assert (finding.where, finding.position) == (relative_name(clean, path), position)
 
 
 def test_a_segment_with_an_impossible_name_is_found(clean: Path) -> None:
     stray = clean / f"commitlog/{12_345:020d}"
     stray.write_bytes(bytes(TINY.segment_bytes))
-    assert (the_damage(clean).where, the_damage(clean).position) == (name(clean, stray), None)
+    assert (only_damage(clean).where, only_damage(clean).position) == (
+        relative_name(clean, stray),
+        None,
+    )
 
 
 def test_a_clock_that_was_set_back_is_a_note(clean: Path) -> None:
-    path, position = log_place(clean, records(clean)[5].log_offset)
-    change(path, position + 56, struct.pack(">q", NOW_MS - 1))
+    path, position = locate(clean, log_records(clean)[5].log_offset)
+    edit_file(path, position + 56, struct.pack(">q", NOW_MS - 1))
     findings = notes(examine(clean))
     assert [(finding.where, finding.position) for finding in findings] == [
-        (name(clean, path), position)
+        (relative_name(clean, path), position)
     ]
 
 
@@ -349,9 +354,9 @@ def test_an_invalid_topic_name_is_damage(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path))
     store.append([sample(0, topic="abcd", properties=properties(TAGS="t"))], now_ms=NOW_MS)
     store.close()
-    record = records(tmp_path)[0]
-    path, position = log_place(tmp_path, record.log_offset)
-    change(path, position + 88 + len(record.body) + 1, b"../x")
+    record = log_records(tmp_path)[0]
+    path, position = locate(tmp_path, record.log_offset)
+    edit_file(path, position + 88 + len(record.body) + 1, b"../x")
     findings = damage(examine(tmp_path))
-    assert (findings[0].where, findings[0].position) == (name(tmp_path, path), position)
+    assert (findings[0].where, findings[0].position) == (relative_name(tmp_path, path), position)
     assert "../x" in findings[0].what

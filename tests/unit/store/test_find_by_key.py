@@ -10,7 +10,7 @@ import pytest
 from escrowmq.message.keys import java_hash
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
-from tests.support.store_appends import append, found_bodies, keyed, plain
+from tests.support.store_appends import append, bodies_by_key, keyed, plain
 from tests.support.stores import (
     NOW_MS,
     TINY,
@@ -45,13 +45,13 @@ def test_keys_are_found_newest_first(
     for number in range(30):
         body = sample(number).body
         topic = sample(number).topic
-        assert found_bodies(store, topic, f"U{number:04d}") == [body]
-        assert found_bodies(store, topic, f"k{number}") == [body]
+        assert bodies_by_key(store, topic, f"U{number:04d}") == [body]
+        assert bodies_by_key(store, topic, f"k{number}") == [body]
     expected = [sample(number).body for number in range(28, -1, -2)]
-    assert found_bodies(store, "T0", "all") == expected
-    assert found_bodies(store, "T0", "all", count_max=4) == expected[:4]
-    assert found_bodies(store, "T2", "all") == []
-    assert found_bodies(store, "T0", "k") == []
+    assert bodies_by_key(store, "T0", "all") == expected
+    assert bodies_by_key(store, "T0", "all", count_max=4) == expected[:4]
+    assert bodies_by_key(store, "T2", "all") == []
+    assert bodies_by_key(store, "T0", "k") == []
 
 
 def test_keys_with_the_same_hash_are_distinguished(
@@ -62,10 +62,10 @@ def test_keys_with_the_same_hash_are_distinguished(
     for number, key in enumerate(["Aa", "BB", "Aa", "AaAa", "AaBB", "BBAa"]):
         append(store, keyed(key, b"%d" % number))
         after_append(store, number)
-    assert found_bodies(store, "T", "Aa") == [b"2", b"0"]
-    assert found_bodies(store, "T", "BB") == [b"1"]
-    assert found_bodies(store, "T", "AaBB") == [b"4"]
-    assert found_bodies(store, "T", "BBBB") == []
+    assert bodies_by_key(store, "T", "Aa") == [b"2", b"0"]
+    assert bodies_by_key(store, "T", "BB") == [b"1"]
+    assert bodies_by_key(store, "T", "AaBB") == [b"4"]
+    assert bodies_by_key(store, "T", "BBBB") == []
 
 
 def test_a_separator_in_a_topic_or_key_does_not_match_another_topic(
@@ -74,8 +74,8 @@ def test_a_separator_in_a_topic_or_key_does_not_match_another_topic(
     # The index joins topic and key with "#": both lookups have the same hash.
     append(store, keyed("b#c", b"body", topic="a"))
     after_append(store, 3)
-    assert found_bodies(store, "a", "b#c") == [b"body"]
-    assert found_bodies(store, "a#b", "c") == []
+    assert bodies_by_key(store, "a", "b#c") == [b"body"]
+    assert bodies_by_key(store, "a#b", "c") == []
 
 
 def test_a_record_with_a_repeated_key_is_found_once(
@@ -83,7 +83,7 @@ def test_a_record_with_a_repeated_key_is_found_once(
 ) -> None:
     append(store, plain(b"body", properties=properties(UNIQ_KEY="k", KEYS="k k")))
     after_append(store, 3)
-    assert found_bodies(store, "T", "k") == [b"body"]
+    assert bodies_by_key(store, "T", "k") == [b"body"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_time_window_includes_both_ends(
     for number, stored_ms in enumerate((0, 500, 1500, 2500, 9000)):
         append(store, keyed("k", b"%d" % number), now_ms=NOW_MS + stored_ms)
         after_append(store, number)
-    actual = found_bodies(store, "T", "k", begin_ms=NOW_MS + begin_ms, end_ms=NOW_MS + end_ms)
+    actual = bodies_by_key(store, "T", "k", begin_ms=NOW_MS + begin_ms, end_ms=NOW_MS + end_ms)
     assert actual == [b"%d" % number for number in expected]
 
 
@@ -119,12 +119,12 @@ def test_at_most_64_records_are_found(after_append: Callable[[MessageStore, int]
         append(store, keyed("k", b"%d" % number))
         after_append(store, number)
     newest_first = [b"%d" % number for number in reversed(range(70))]
-    assert found_bodies(store, "T", "k", count_max=1000) == newest_first[:64]
-    assert found_bodies(store, "T", "k") == newest_first[:32]
+    assert bodies_by_key(store, "T", "k", count_max=1000) == newest_first[:64]
+    assert bodies_by_key(store, "T", "k") == newest_first[:32]
 
 
 def test_expired_records_are_not_found_by_key(store: MessageStore) -> None:
     append(store, *(keyed("k", b"%d" % number + b"x" * 1000) for number in range(6)))
     store.checkpoint()
     store.remove_oldest_file()
-    assert [body[:1] for body in found_bodies(store, "T", "k")] == [b"5", b"4", b"3"]
+    assert [body[:1] for body in bodies_by_key(store, "T", "k")] == [b"5", b"4", b"3"]

@@ -9,7 +9,7 @@ import pytest
 from escrowmq.errors import StoreFailed
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk, MemoryDisk
-from tests.support.store_appends import all_bodies, append, bodies, found_bodies, keyed, plain
+from tests.support.store_appends import all_bodies, append, bodies, bodies_by_key, keyed, plain
 from tests.support.stores import (
     assert_clean,
     open_store,
@@ -74,9 +74,9 @@ def test_appends_and_reads_go_on_during_a_checkpoint() -> None:
     assert bodies(store.read("T", 0, 0)) == [b"before", b"during"]
     job.run()
     append(store, keyed("k", b"after"))
-    assert found_bodies(store, "T", "k") == [b"after", b"during", b"before"]
+    assert bodies_by_key(store, "T", "k") == [b"after", b"during", b"before"]
     store.finish_checkpoint(job)
-    assert found_bodies(store, "T", "k") == [b"after", b"during", b"before"]
+    assert bodies_by_key(store, "T", "k") == [b"after", b"during", b"before"]
     assert bodies(store.read("T", 0, 0)) == [b"before", b"during", b"after"]
     assert store.checkpointed_offset < store.end
     store.close()

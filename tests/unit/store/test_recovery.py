@@ -10,18 +10,17 @@ import pytest
 
 from escrowmq.message.record import StoredRecord
 from tests.support.store_recovery import (
-    ALL,
-    HALF,
-    check_life,
+    CHECKPOINTED_COUNT,
+    SAMPLE_COUNT,
+    check_usable,
     end_of,
     flip_bit,
-    make,
+    make_store,
     overwrite,
-    place,
     read_all,
     reopen,
 )
-from tests.support.stores import NOW_MS, TINY, assert_clean, sample
+from tests.support.stores import NOW_MS, TINY, assert_clean, locate, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 
@@ -45,7 +44,7 @@ def test_an_empty_directory_is_an_empty_store(root: Path) -> None:
 
 
 def test_after_a_clean_stop_nothing_is_replayed(root: Path) -> None:
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     store = reopen(root)
     recovery = store.recovery
     assert (recovery.was_clean, recovery.records, recovery.torn_reason, recovery.damage) == (
@@ -61,28 +60,28 @@ def test_after_a_clean_stop_nothing_is_replayed(root: Path) -> None:
     )
     assert not recovery.rebuilt_queues
     assert not recovery.rebuilt_index
-    check_life(root, store, records)
+    check_usable(root, store, records)
 
 
 def test_after_a_kill_the_tail_is_replayed(root: Path) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     store = reopen(root)
     recovery = store.recovery
     assert (recovery.was_clean, recovery.torn_reason, recovery.damage) == (False, None, [])
-    assert recovery.scanned_from == records[HALF].log_offset
-    assert (recovery.records, recovery.end) == (ALL - HALF, end_of(records))
+    assert recovery.scanned_from == records[CHECKPOINTED_COUNT].log_offset
+    assert (recovery.records, recovery.end) == (SAMPLE_COUNT - CHECKPOINTED_COUNT, end_of(records))
     assert not recovery.rebuilt_queues
     assert not recovery.rebuilt_index
-    check_life(root, store, records)
+    check_usable(root, store, records)
 
 
 def test_after_a_kill_right_after_opening_nothing_is_replayed(root: Path) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     reopen(root).abandon()
     store = reopen(root)
     assert not store.recovery.was_clean
     assert (store.recovery.records, store.recovery.scanned_from) == (0, end_of(records))
-    check_life(root, store, records)
+    check_usable(root, store, records)
 
 
 def test_prepared_and_rolled_back_records_survive_without_queue_entries(root: Path) -> None:
@@ -105,32 +104,32 @@ def test_prepared_and_rolled_back_records_survive_without_queue_entries(root: Pa
 
 def test_records_with_a_crc_survive(root: Path) -> None:
     settings = replace(TINY, sealed=True)
-    records = make(root, killed=True, settings=settings)
-    check_life(root, reopen(root, settings), records, settings)
+    records = make_store(root, killed=True, settings=settings)
+    check_usable(root, reopen(root, settings), records, settings)
 
 
 @pytest.mark.parametrize("enabled_first", [False, True], ids=["enable it", "disable it"])
 def test_the_record_crc_setting_can_be_changed_for_an_existing_store(
     root: Path, enabled_first: bool
 ) -> None:
-    records = make(root, killed=True, settings=replace(TINY, sealed=enabled_first))
+    records = make_store(root, killed=True, settings=replace(TINY, sealed=enabled_first))
     settings = replace(TINY, sealed=not enabled_first)
-    check_life(root, reopen(root, settings), records, settings)
+    check_usable(root, reopen(root, settings), records, settings)
 
 
 # --- the torn end --------------------------------------------------------------------------------
 
 
 def test_a_truncated_log_file_keeps_the_records_before_the_truncation(root: Path) -> None:
-    records = make(root, killed=True)
-    path, position = place(root, records[-2].log_offset + 50)
+    records = make_store(root, killed=True)
+    path, position = locate(root, records[-2].log_offset + 50)
     with path.open("r+b") as file:
         file.truncate(position)
     store = reopen(root)
     assert store.recovery.torn_reason is not None
     assert store.end == records[-2].log_offset
     assert path.stat().st_size == TINY.segment_bytes
-    check_life(root, store, records[:-2], missing=records[-2:])
+    check_usable(root, store, records[:-2], missing=records[-2:])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_a_truncated_log_file_keeps_the_records_before_the_truncation(root: Path
 def test_a_last_record_that_was_not_written_completely_is_truncated(
     root: Path, tail: Callable[[StoredRecord], bytes], is_torn: bool
 ) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     overwrite(
         root,
         records[-1].log_offset,
@@ -156,54 +155,56 @@ def test_a_last_record_that_was_not_written_completely_is_truncated(
     assert (store.recovery.torn_reason is not None) == is_torn
     assert store.recovery.damage == []
     assert store.end == records[-1].log_offset
-    check_life(root, store, records[:-1], missing=records[-1:])
+    check_usable(root, store, records[:-1], missing=records[-1:])
 
 
-@pytest.mark.parametrize("number", [HALF, HALF + 1, ALL - 2, ALL - 1])
+@pytest.mark.parametrize(
+    "number", [CHECKPOINTED_COUNT, CHECKPOINTED_COUNT + 1, SAMPLE_COUNT - 2, SAMPLE_COUNT - 1]
+)
 def test_an_invalid_record_above_the_checkpoint_ends_the_log(root: Path, number: int) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     flip_bit(root, records[number])
     store = reopen(root)
     assert store.recovery.torn_reason == "the body's checksum is wrong"
     assert store.recovery.damage == []
-    assert store.recovery.records == number - HALF
+    assert store.recovery.records == number - CHECKPOINTED_COUNT
     assert store.end == records[number].log_offset
-    check_life(root, store, records[:number], missing=records[number:])
+    check_usable(root, store, records[:number], missing=records[number:])
 
 
 def test_garbage_after_the_last_record_is_removed(root: Path) -> None:
-    records = make(root, killed=True)
-    path, position = place(root, end_of(records))
+    records = make_store(root, killed=True)
+    path, position = locate(root, end_of(records))
     garbage = b"\xda\xa3\x20\xa7" * ((TINY.segment_bytes - position) // 4)
     overwrite(root, end_of(records), garbage)
     store = reopen(root)
     assert store.recovery.torn_reason is not None
     assert not any(path.read_bytes()[position:])
-    check_life(root, store, records)
+    check_usable(root, store, records)
 
 
 def test_garbage_after_the_last_record_is_removed_after_a_clean_stop_too(root: Path) -> None:
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     overwrite(root, end_of(records), b"garbage " * 12)
     store = reopen(root)
     assert store.recovery.was_clean
     assert store.recovery.torn_reason is not None
-    check_life(root, store, records)
+    check_usable(root, store, records)
 
 
 def test_a_record_after_unwritten_bytes_is_not_recovered(root: Path) -> None:
     # The drive wrote the last sectors of the log, but not the sectors before them.
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     overwrite(root, records[-3].log_offset, bytes(records[-3].size))
     store = reopen(root)
     assert store.end == records[-3].log_offset
-    check_life(root, store, records[:-3], missing=records[-3:])
+    check_usable(root, store, records[:-3], missing=records[-3:])
 
 
 def test_an_empty_segment_is_accepted(root: Path) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     base = (end_of(records) // TINY.segment_bytes + 1) * TINY.segment_bytes
     (root / f"commitlog/{base:020d}").write_bytes(b"")
     store = reopen(root)
     assert store.end == end_of(records)
-    check_life(root, store, records)
+    check_usable(root, store, records)

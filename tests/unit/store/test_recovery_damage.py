@@ -11,19 +11,18 @@ from escrowmq.errors import StoreDamaged
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.store import MessageStore
 from tests.support.store_recovery import (
-    HALF,
+    CHECKPOINTED_COUNT,
     check_content,
-    check_life,
-    detached,
+    check_usable,
+    detached_copy,
     end_of,
     flip_bit,
-    make,
+    make_store,
     overwrite,
-    place,
     read_all,
     reopen,
 )
-from tests.support.stores import NOW_MS, TINY, assert_clean, fill, sample
+from tests.support.stores import NOW_MS, TINY, assert_clean, fill, locate, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 
@@ -33,12 +32,12 @@ def remove_queues(root: Path) -> None:
     shutil.rmtree(root / "consumequeue")
 
 
-@pytest.mark.parametrize("number", [0, 1, 9, HALF - 2])
+@pytest.mark.parametrize("number", [0, 1, 9, CHECKPOINTED_COUNT - 2])
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 def test_damage_below_the_checkpoint_is_skipped_and_reported(
     root: Path, number: int, killed: bool
 ) -> None:
-    records = make(root, killed=killed)
+    records = make_store(root, killed=killed)
     flip_bit(root, records[number])
     remove_queues(root)
     store = reopen(root)
@@ -68,7 +67,7 @@ def check_served(
 
 
 def test_damage_to_adjacent_records_is_reported_as_one_range(root: Path) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     begin, end = records[3].log_offset, records[6].log_offset
     overwrite(root, begin, b"\xee" * (end - begin))
     remove_queues(root)
@@ -79,9 +78,11 @@ def test_damage_to_adjacent_records_is_reported_as_one_range(root: Path) -> None
 
 
 def test_damage_to_the_end_of_a_segment_does_not_reach_the_next_segment(root: Path) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     segment_end = TINY.segment_bytes
-    last_number = max(number for number in range(HALF) if records[number].log_offset < segment_end)
+    last_number = max(
+        number for number in range(CHECKPOINTED_COUNT) if records[number].log_offset < segment_end
+    )
     begin = records[last_number].log_offset
     overwrite(root, begin, b"\xee" * (segment_end - begin))
     remove_queues(root)
@@ -104,7 +105,7 @@ def test_damage_to_the_last_record_below_the_checkpoint_loses_that_record_alone(
     store.checkpoint()
     fill(store, range(5, 10))
     store.flush()
-    records = [detached(record) for record in store.records()]
+    records = [detached_copy(record) for record in store.records()]
     assert end_of(records) < TINY.segment_bytes
     store.abandon()
     flip_bit(root, records[4])
@@ -115,28 +116,28 @@ def test_damage_to_the_last_record_below_the_checkpoint_loses_that_record_alone(
 
 
 def test_the_loss_of_the_last_durable_record_is_reported(root: Path) -> None:
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     flip_bit(root, records[-1])
     store = reopen(root)
     (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (records[-1].log_offset, end_of(records))
-    check_life(root, store, records[:-1], missing=records[-1:])
+    check_usable(root, store, records[:-1], missing=records[-1:])
 
 
 def test_the_loss_of_the_newest_segment_is_reported(root: Path) -> None:
-    records = make(root, killed=False)
-    path, position = place(root, end_of(records))
+    records = make_store(root, killed=False)
+    path, position = locate(root, end_of(records))
     path.unlink()
     store = reopen(root)
     remaining = [record for record in records if record.log_offset < end_of(records) - position]
     (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (end_of(remaining), end_of(records))
     assert damage.reason == "was durable and is missing"
-    check_life(root, store, remaining)
+    check_usable(root, store, remaining)
 
 
 def test_without_a_checkpoint_damage_in_an_older_segment_does_not_end_the_log(root: Path) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     flip_bit(root, records[2])
     (root / "escrowmq.checkpoint").unlink()
     store = reopen(root)
@@ -146,7 +147,7 @@ def test_without_a_checkpoint_damage_in_an_older_segment_does_not_end_the_log(ro
 
 
 def test_a_missing_segment_between_two_others_is_an_error(root: Path) -> None:
-    make(root, killed=False)
+    make_store(root, killed=False)
     segment = root / f"commitlog/{TINY.segment_bytes:020d}"
     content = segment.read_bytes()
     segment.unlink()

@@ -25,7 +25,7 @@ from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import KeyIndex
 from escrowmq.store.recovery import Recovery, recover
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.store_recovery import check_content, detached, end_of
+from tests.support.store_recovery import check_content, detached_copy, end_of
 from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, fill, open_store, sample
 
 MESSAGES: Final = 12
@@ -52,7 +52,7 @@ def write_messages(disk: MemoryDisk) -> Records:
         message = sample(number, topic=TOPICS[number % 2], queue_id=0)
         store.append([message], now_ms=NOW_MS + number)
     store.flush()
-    records = [detached(record) for record in store.records()]
+    records = [detached_copy(record) for record in store.records()]
     store.abandon()
     assert [record.magic for record in records] == [MAGIC_V1, MAGIC_V2] * (MESSAGES // 2)
     assert end_of(records) < SETTINGS.segment_bytes
@@ -287,7 +287,7 @@ def test_a_queue_offset_far_too_high_is_rejected_in_a_queue_with_expired_message
     store.checkpoint()
     store.remove_oldest_file()
     store.checkpoint()
-    records = [detached(record) for record in store.records()]
+    records = [detached_copy(record) for record in store.records()]
     store.abandon()
     first = records[0]
     path = f"commitlog/{TINY.segment_bytes:020d}"
@@ -405,7 +405,7 @@ def test_a_checkpoint_that_names_an_expired_record_is_ignored() -> None:
     store.checkpoint()
     fill(store, range(40, 44))
     store.flush()
-    records = [detached(record) for record in store.records()]
+    records = [detached_copy(record) for record in store.records()]
     store.abandon()
     save_checkpoint(disk, replace(saved_checkpoint(disk), last_record=0))
     store = open_store(disk, TINY)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store_recovery import ALL, check_life, detached, end_of, make, reopen
+from tests.support.store_recovery import (
+    SAMPLE_COUNT,
+    check_usable,
+    detached_copy,
+    end_of,
+    make_store,
+    reopen,
+)
 from tests.support.stores import NOW_MS, TINY, fill, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
@@ -52,7 +59,7 @@ def restore_copy(root: Path, name: str, copy: Path) -> None:
 def test_lost_derived_files_are_rebuilt(
     root: Path, lost_names: list[str], rebuilt_queues: bool, rebuilt_index: bool, killed: bool
 ) -> None:
-    records = make(root, killed=killed)
+    records = make_store(root, killed=killed)
     for name in lost_names:
         path = root / name
         if path.is_dir():
@@ -65,33 +72,33 @@ def test_lost_derived_files_are_rebuilt(
         rebuilt_index,
     )
     assert store.recovery.damage == []
-    check_life(root, store, records)
+    check_usable(root, store, records)
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("file_number", [0, 1, -1], ids=["first", "middle", "last"])
 def test_a_missing_queue_file_is_rebuilt(root: Path, file_number: int, killed: bool) -> None:
-    records = make(root, killed=killed)
+    records = make_store(root, killed=killed)
     files = sorted((root / "consumequeue/T0/0").iterdir())
     assert len(files) > 2
     files[file_number].unlink()
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 def test_a_missing_queue_is_rebuilt(root: Path, killed: bool) -> None:
-    records = make(root, killed=killed)
+    records = make_store(root, killed=killed)
     shutil.rmtree(root / "consumequeue/T1")
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 @pytest.mark.parametrize("file_number", [0, -1], ids=["first", "last"])
 def test_a_missing_index_file_is_rebuilt(root: Path, file_number: int) -> None:
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     files = sorted((root / "index").iterdir())
     assert len(files) > 2
     files[file_number].unlink()
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 @pytest.mark.parametrize("name", ["consumequeue", "index", "escrowmq.checkpoint"])
@@ -102,15 +109,15 @@ def test_recovery_corrects_old_derived_files(root: Path, name: str, killed: bool
     store.close()
     copy = copy_to_sibling(root, name)
     store = reopen(root)
-    fill(store, range(10, ALL))
-    records = [detached(record) for record in store.records()]
+    fill(store, range(10, SAMPLE_COUNT))
+    records = [detached_copy(record) for record in store.records()]
     if killed:
         store.flush()
         store.abandon()
     else:
         store.close()
     restore_copy(root, name, copy)
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 @pytest.mark.parametrize("name", ["consumequeue", "index", "escrowmq.checkpoint"])
@@ -121,9 +128,9 @@ def test_recovery_replaces_derived_files_of_another_store(root: Path, name: str)
         store.append([sample(3 * number, topic="T0", body=b"other")], now_ms=NOW_MS)
     store.close()
     copy = copy_to_sibling(other, name)
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     restore_copy(root, name, copy)
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 def test_an_old_checkpoint_makes_the_replay_longer(root: Path) -> None:
@@ -131,14 +138,14 @@ def test_an_old_checkpoint_makes_the_replay_longer(root: Path) -> None:
     fill(store, range(10))
     store.checkpoint()
     copy = copy_to_sibling(root, "escrowmq.checkpoint")
-    fill(store, range(10, ALL))
-    records = [detached(record) for record in store.records()]
+    fill(store, range(10, SAMPLE_COUNT))
+    records = [detached_copy(record) for record in store.records()]
     store.close()
     restore_copy(root, "escrowmq.checkpoint", copy)
     store = reopen(root)
     assert store.recovery.scanned_from == records[10].log_offset
-    assert store.recovery.records == ALL - 10
-    check_life(root, store, records)
+    assert store.recovery.records == SAMPLE_COUNT - 10
+    check_usable(root, store, records)
 
 
 @pytest.mark.parametrize(
@@ -165,46 +172,46 @@ def test_an_old_checkpoint_makes_the_replay_longer(root: Path) -> None:
     ],
 )
 def test_an_invalid_checkpoint_is_ignored(root: Path, content: Callable[[bytes], bytes]) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     path = root / "escrowmq.checkpoint"
     path.write_bytes(content(path.read_bytes()))
     store = reopen(root)
     assert store.recovery.scanned_from == 0
-    assert store.recovery.records == ALL
-    check_life(root, store, records)
+    assert store.recovery.records == SAMPLE_COUNT
+    check_usable(root, store, records)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 10, bytes(5000), b"\xff" * 4096])
 def test_an_invalid_rocketmq_checkpoint_is_replaced(root: Path, content: bytes) -> None:
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     (root / "checkpoint").write_bytes(content)
     store = reopen(root)
     stored_ms = records[-1].stored_ms
     assert (root / "checkpoint").read_bytes()[:24] == stored_ms.to_bytes(8, "big") * 3
-    check_life(root, store, records)
+    check_usable(root, store, records)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff" * 300, bytes(300)])
 def test_an_invalid_redo_file_is_ignored(root: Path, garbage: bytes) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     (root / "escrowmq.redo").write_bytes(garbage)
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 def test_zeroed_queue_files_are_rebuilt(root: Path) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     for path in (root / "consumequeue").rglob("0*"):
         if path.is_file():
             path.write_bytes(bytes(TINY.queue_file_bytes))
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 def test_a_short_queue_file_is_extended(root: Path) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     first = root / f"consumequeue/T0/0/{0:020d}"
     with first.open("r+b") as file:
         file.truncate(30)
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 # --- expired files -------------------------------------------------------------------------------
@@ -215,7 +222,7 @@ def test_a_short_queue_file_is_extended(root: Path) -> None:
 def test_a_missing_first_segment_counts_as_expired(
     root: Path, killed: bool, has_queues: bool
 ) -> None:
-    records = make(root, killed=killed)
+    records = make_store(root, killed=killed)
     (root / f"commitlog/{0:020d}").unlink()
     if not has_queues:
         shutil.rmtree(root / "consumequeue")
@@ -225,14 +232,14 @@ def test_a_missing_first_segment_counts_as_expired(
     assert store.begin == TINY.segment_bytes
     assert store.recovery.damage == []
     assert store.min_offset("T0", 0) > 0
-    check_life(root, store, remaining, missing=[records[0]])
+    check_usable(root, store, remaining, missing=[records[0]])
 
 
 def test_a_log_without_segments_begins_again(root: Path) -> None:
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     shutil.rmtree(root / "commitlog")
     store = reopen(root)
     assert list(store.records()) == []
     (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (0, end_of(records))
-    check_life(root, store, [])
+    check_usable(root, store, [])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.errors import StoreDamaged
-from tests.support.store_recovery import check_content, check_life, make, reopen
+from tests.support.store_recovery import check_content, check_usable, make_store, reopen
 from tests.support.stores import TINY
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
@@ -27,21 +27,21 @@ pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 def test_a_changed_file_size_is_an_error_and_changes_nothing(
     root: Path, changes: dict[str, int], setting: str
 ) -> None:
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     sizes = file_sizes(root)
     settings = replace(TINY, **changes)  # type: ignore[arg-type]
     with pytest.raises(StoreDamaged, match=setting):
         reopen(root, settings)
     assert file_sizes(root) == sizes
-    check_life(root, reopen(root), records)
+    check_usable(root, reopen(root), records)
 
 
 def test_a_smaller_segment_size_is_refused(root: Path) -> None:
     settings = replace(TINY, segment_bytes=8192)
-    records = make(root, killed=False, settings=settings)
+    records = make_store(root, killed=False, settings=settings)
     with pytest.raises(StoreDamaged, match=r"has 8192 bytes.*mappedFileSizeCommitLog"):
         reopen(root)
-    check_life(root, reopen(root, settings), records, settings)
+    check_usable(root, reopen(root, settings), records, settings)
 
 
 def file_sizes(root: Path) -> dict[str, int]:
@@ -54,9 +54,9 @@ def file_sizes(root: Path) -> dict[str, int]:
 
 
 def test_an_index_of_another_size_is_rebuilt(root: Path) -> None:
-    records = make(root, killed=False)
+    records = make_store(root, killed=False)
     settings = replace(TINY, index_slots=11, index_entries=33)
-    check_life(root, reopen(root, settings), records, settings)
+    check_usable(root, reopen(root, settings), records, settings)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_index_of_another_size_is_rebuilt(root: Path) -> None:
     ],
 )
 def test_files_with_unknown_names_are_not_changed(root: Path, path: str) -> None:
-    records = make(root, killed=True)
+    records = make_store(root, killed=True)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_bytes(b"{}")
     store = reopen(root)
