@@ -133,7 +133,7 @@ def resumed_at_the_committed_offset(result: ScenarioResult) -> None:
     assert len(result.sent) == 2 * MESSAGES
     assert bodies(result.received) == bodies(result.sent)
     for event in result.received:
-        assert event["body"].startswith(f"{event['by']}/")
+        assert event["body"].startswith(f"{event['client']}/")
 
 
 def three_attempts(result: ScenarioResult) -> None:
