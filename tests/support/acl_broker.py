@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.brokers import Server
 
 NO_PERMISSION = 16
@@ -53,7 +53,7 @@ def broker_with_acl(
     return Server(directory, conf={**acl_settings, **(conf or {})}, **options)
 
 
-def assert_refused(response: Answer) -> None:
+def assert_refused(response: Response) -> None:
     """Assert that permission was denied, and that the remark does not reveal a secret."""
     assert response.code == NO_PERMISSION, response
     for secret in SECRETS:

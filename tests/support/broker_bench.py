@@ -19,7 +19,7 @@ from escrowmq.config import Config
 from escrowmq.errors import StoreError
 from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.testing.disks import FaultyDisk, MemoryDisk
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
@@ -52,7 +52,7 @@ class BrokerBench:
 
     def turn(
         self, *requests: Any, at_ms: int = NOW_MS, channel: FakeChannel | None = None
-    ) -> list[Answer]:
+    ) -> list[Response]:
         """Handle requests, end the turn, and return the responses on the channel."""
         channel = channel or self.channel
         for request in requests:

@@ -23,7 +23,7 @@ from typing import Final
 
 from escrowmq.config import StoreConfig
 from escrowmq.store.check import CheckReport
-from tests.interop.remoting import RESPONSE, Answer, Client
+from tests.interop.remoting import RESPONSE, Client, Response
 from tests.support.ports import free_ports
 from tests.support.stores import assert_clean
 
@@ -82,12 +82,12 @@ def start_pull(
     client.max_offset(topic, queue_id)  # the requests of one connection are read in order
 
 
-def next_response(client: Client) -> Answer:
+def next_response(client: Client) -> Response:
     """Wait for the next response on this connection, for example to `start_pull`."""
     while True:
-        header, body = client.unasked.pop(0) if client.unasked else client.receive_frame()
+        header, body = client.next_frame()
         if header["flag"] & RESPONSE:
-            return Answer(
+            return Response(
                 header["code"], header.get("remark") or "", header.get("extFields") or {}, body
             )
 

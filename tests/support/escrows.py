@@ -53,7 +53,7 @@ from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, new_request, send_request
 from tests.support.stores import HOST, NOW_MS
 
@@ -238,7 +238,7 @@ class EscrowBench:
             self.flush()
         return position_of(channel.response())
 
-    def end(self, position: tuple[int, int], verdict: int, **changes: Any) -> Answer:
+    def end(self, position: tuple[int, int], verdict: int, **changes: Any) -> Response:
         """Send an end. `changes` are those of `end_request`, and `channel`."""
         channel = changes.pop("channel", None) or self.channel
         self.turn(end_request(position, verdict, **changes), channel=channel)
@@ -246,7 +246,7 @@ class EscrowBench:
             self.flush()
         return channel.response()
 
-    def request(self, request: Request[Any], channel: FakeChannel | None = None) -> Answer:
+    def request(self, request: Request[Any], channel: FakeChannel | None = None) -> Response:
         """Send a request and return the response."""
         self.turn(request, channel=channel)
         if self.sync:
@@ -382,7 +382,7 @@ def unregister_request(channel: FakeChannel, group: str) -> Request[Any]:
     return new_request(RequestCode.UNREGISTER_CLIENT, fields)
 
 
-def position_of(response: Answer) -> HalfPosition:
+def position_of(response: Response) -> HalfPosition:
     """Return the position of a half from the response to its send."""
     assert response.code == 0, response.remark
     _, log_offset = decode_offset_id(response.ext_fields["msgId"])
@@ -410,7 +410,7 @@ def append_final_without_op(bench: EscrowBench, half: Half) -> None:
     bench.store.append([final], now_ms=NOW_MS)
 
 
-def writer_state(response: Answer) -> WriterState:
+def writer_state(response: Response) -> WriterState:
     assert response.code == 0, response.remark
     return decode_body(WriterState, response.body)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trustme
 
-from tests.interop.remoting import Client, _text
+from tests.interop.remoting import Client, java_text
 
 
 def signature(secret: str, fields: Mapping[str, str], body: bytes) -> str:
@@ -56,7 +56,7 @@ class SignedClient(Client):
     def send_request(
         self, code: int, ext_fields: Mapping[str, object] | None, body: bytes, *, flag: int
     ) -> int:
-        texts = {name: _text(value) for name, value in (ext_fields or {}).items()}
+        texts = {name: java_text(value) for name, value in (ext_fields or {}).items()}
         return super().send_request(code, self.signed(texts, body), body, flag=flag)
 
     def send_raw(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
@@ -65,7 +65,7 @@ class SignedClient(Client):
 
     def send_binary(self, code: int, fields: Mapping[str, object], body: bytes = b"") -> None:
         """Send a signed request with a ROCKETMQ header. Read its code by `next_response_code`."""
-        signed = self.signed({name: _text(value) for name, value in fields.items()}, body)
+        signed = self.signed({name: java_text(value) for name, value in fields.items()}, body)
         block = b"".join(
             struct.pack(">h", len(name))
             + name.encode()

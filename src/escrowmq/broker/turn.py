@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
+
+_SUCCESS: Final = int(ResponseCode.SUCCESS)  # a plain int is formatted faster than an enum member
 
 # Called with the response code and the positions of the records; without any if not stored.
 DoneCallback = Callable[[int, Sequence[AppendResult]], None]
@@ -207,17 +209,17 @@ class Turn:
         record_responses = self._counters.record_responses
         start_s = self._counters.turn_start_s()
         if self._when_flushed is None:
-            self._respond_all(sends, pending, results, ResponseCode.SUCCESS)
-            record_responses(sends, ResponseCode.SUCCESS, start_s)
+            self._respond_all(sends, pending, results, _SUCCESS)
+            record_responses(sends, _SUCCESS, start_s)
             return
         sends_now, sends_later = _split_by_flush(sends)
         pending_now, pending_later = _split_by_flush(pending)
-        self._respond_all(sends_now, pending_now, results, ResponseCode.SUCCESS)
-        record_responses(sends_now, ResponseCode.SUCCESS, start_s)
+        self._respond_all(sends_now, pending_now, results, _SUCCESS)
+        record_responses(sends_now, _SUCCESS, start_s)
         if sends_later or pending_later:
 
             def on_flushed(error: StoreError | None) -> None:
-                code = ResponseCode.SUCCESS if error is None else _response_code(error)
+                code = _SUCCESS if error is None else _response_code(error)
                 self._respond_all(sends_later, pending_later, results, code)
                 record_responses(sends_later, code, start_s)
 

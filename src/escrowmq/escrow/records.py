@@ -4,7 +4,7 @@
     final     its own topic, queue   the message again, marked committed; names its half
     op        op topic, queue 0      body: the half's queue offset; ours also say how it ended
     stranded  stranded topic         the message again, for operators
-    journal   a topic of our own     one step of a check: sent, answered with unknown, resumed
+    journal   a topic of our own     one step of a check: sent, answered with UNKNOWN, resumed
 
 The properties that only a half has are at the end of its properties, so that in most cases the
 properties of the final are a prefix of those of the half.
@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord, RequestRefused
+from escrowmq.errors import CorruptRecord, RecordRefused, RequestRefused
 from escrowmq.escrow.half_table import Attempt
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable, RecordRun, decode_batch, decode_bulk_batch
@@ -50,10 +50,13 @@ from escrowmq.message.names import (
 )
 from escrowmq.message.properties import change_properties, decode_properties, find_property
 from escrowmq.message.record import (
+    CRC_PROPERTY_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
     TRANSACTION_COMMIT,
     TRANSACTION_NONE,
     NewRecord,
     StoredRecord,
+    copy_record,
     encode_record,
     with_transaction_type,
 )
@@ -108,6 +111,63 @@ NO_HOST: Final = b"\0" * 8
 _PLAIN_COMMIT_PROPERTIES: Final = f"TAGS\x01d\x02{OUTCOME}\x01c\x02".encode()
 
 
+# --- limits --------------------------------------------------------------------------------------
+
+# What the broker may have to add to a half later: the number of a check; the reason on a stranded
+# copy; previous offsets and check state on a moved copy; the due time of a delayed final. A half
+# that leaves no room for it is refused when it is sent, because later nothing can be refused.
+HALF_RESERVED_BYTES: Final = 1_024
+UNIQUE_KEY_BYTES_MAX: Final = 255  # a half repeats its key as the transaction id
+_STORED_PROPERTIES_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX
+HALF_PROPERTIES_BYTES_MAX: Final = _STORED_PROPERTIES_BYTES_MAX - HALF_RESERVED_BYTES
+# A half that stays open for months moves every few days. Its producer knows the first position,
+# or one that a check named lately.
+_PREVIOUS_OFFSETS_MAX: Final = 16
+REASON_LENGTH_MAX: Final = 500  # of an op
+REMARK_LENGTH_MAX: Final = 200  # of a producer, in the journal and in memory
+
+
+def check_half_limits(key: bytes, properties_bytes: int) -> None:
+    """Raise RecordRefused if a half leaves no room for what the broker may have to add."""
+    if len(key) > UNIQUE_KEY_BYTES_MAX:
+        raise RecordRefused(
+            f"the UNIQ_KEY of a transactional message is {len(key)} bytes, "
+            f"the limit is {UNIQUE_KEY_BYTES_MAX}"
+        )
+    if properties_bytes > HALF_PROPERTIES_BYTES_MAX:
+        raise RecordRefused(
+            f"the properties of a transactional message are {properties_bytes} bytes with those "
+            f"that the broker adds, the limit is {HALF_PROPERTIES_BYTES_MAX}"
+        )
+
+
+def _with_properties(
+    half: StoredRecord, update: Mapping[str, str], remove: Sequence[str] = ()
+) -> bytes:
+    """Return the changed properties of a half.
+
+    RocketMQ reserves no room in the halves that it stores. If one is too full, it loses what its
+    broker added for information.
+    """
+    properties = change_properties(half.properties, remove=remove, update=update)
+    if len(properties) > _STORED_PROPERTIES_BYTES_MAX:
+        informational = [name.decode() for name in _BROKER_PROPERTIES]
+        properties = change_properties(properties, remove=informational)
+    return properties
+
+
+def _encode_offsets(offsets: Sequence[int]) -> str:
+    """Return offsets as text: all, or the first one and the newest."""
+    if len(offsets) > _PREVIOUS_OFFSETS_MAX:
+        offsets = [offsets[0], *offsets[1 - _PREVIOUS_OFFSETS_MAX :]]
+    return ",".join(map(str, offsets))
+
+
+def _truncate(text: str, bytes_max: int) -> str:
+    """Return as many characters as fit into `bytes_max` bytes."""
+    return text.encode()[: max(0, bytes_max)].decode("utf-8", "ignore")
+
+
 # --- halves --------------------------------------------------------------------------------------
 
 
@@ -118,6 +178,7 @@ class CheckState(NamedTuple):
     due_ms: int
     checks: int
     is_stranded: bool
+    unknown_answers: int = 0
 
 
 class HalfProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -220,34 +281,29 @@ def make_copy(
     half: StoredRecord, *previous_offsets: int, check_state: CheckState | None = None
 ) -> NewRecord:
     """Return the record that appends a half again, because it moves."""
-    added = {COPY_OF: ",".join(map(str, previous_offsets))}
+    added = {COPY_OF: _encode_offsets(previous_offsets)}
+    removed = (CHECK_TIMES, PREPARED_QUEUE_OFFSET, COPY_CHECK_STATE)
+    properties = _with_properties(half, added, removed)
     if check_state is not None:
-        added[COPY_CHECK_STATE] = ",".join(str(int(part)) for part in check_state)
-    properties = change_properties(
-        half.properties, remove=(CHECK_TIMES, PREPARED_QUEUE_OFFSET, COPY_CHECK_STATE), update=added
-    )
-    return _copy_to_topic(half, names.HALF_TOPIC, properties)
+        state = ",".join(str(int(part)) for part in check_state)
+        with_state = _with_properties(half, {**added, COPY_CHECK_STATE: state}, removed)
+        # A full half of RocketMQ's has no room for it. Then its checks start again, which is
+        # better than a half that cannot be moved.
+        if len(with_state) <= _STORED_PROPERTIES_BYTES_MAX:
+            properties = with_state
+    return copy_record(half, topic=names.HALF_TOPIC, queue_id=0, properties=properties)
 
 
 def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
-    """Return the record that shows a stranded message to operators."""
-    return _copy_to_topic(
-        half, names.STRANDED_TOPIC, change_properties(half.properties, update={REASON: reason})
-    )
+    """Return the record that shows a stranded message to operators.
 
-
-def _copy_to_topic(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
-    return NewRecord(
-        topic,
-        0,
-        half.body,  # type: ignore[arg-type]  # a view: it is appended in this turn
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
+    The op has the whole reason; here it is cut to the room that is left.
+    """
+    bytes_max = _STORED_PROPERTIES_BYTES_MAX - len(half.properties) - len(REASON) - 2
+    reason = _truncate(_printable(reason), bytes_max)
+    added = {REASON: reason} if reason else {}
+    properties = _with_properties(half, added)
+    return copy_record(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=properties)
 
 
 class HasProperties(Protocol):
@@ -325,10 +381,10 @@ def _parse_any_half(properties: bytes) -> HalfProperties | None:
 
 def _parse_check_state(properties: bytes) -> CheckState | None:
     parts = (find_property(properties, COPY_CHECK_STATE.encode()) or b"").split(b",")
-    if len(parts) != 4 or not all(part.isdigit() for part in parts):
+    if len(parts) not in (4, 5) or not all(part.isdigit() for part in parts):
         return None
-    parked_ms, due_ms, checks, is_stranded = map(int, parts)
-    return CheckState(parked_ms, due_ms, checks, bool(is_stranded))
+    parked_ms, due_ms, checks, is_stranded, *unknown_answers = map(int, parts)
+    return CheckState(parked_ms, due_ms, checks, bool(is_stranded), *unknown_answers)
 
 
 def parse_attempt(properties: Mapping[str, str]) -> Attempt | None:
@@ -341,14 +397,19 @@ def parse_attempt(properties: Mapping[str, str]) -> Attempt | None:
 
 
 def parse_immunity_ms(text: str | None) -> int | None:
-    """Parse seconds. None, which means the broker's own setting, if the text is no valid time."""
+    """Parse seconds. None, which means the broker's own setting, if the text is no valid time.
+
+    As in RocketMQ, 0 and less mean that the first check is due at once, and -1 means None.
+    """
     if text is None:
         return None
     try:
         seconds = float(text)
     except ValueError:
         return None
-    return int(seconds * 1000) if 0 < seconds < 10**9 else None
+    if not -(10**9) < seconds < 10**9 or seconds == -1:
+        return None
+    return max(0, int(seconds * 1000))
 
 
 # --- finals --------------------------------------------------------------------------------------
@@ -496,7 +557,7 @@ def make_op(
         # without: its final is found by the message's own key, and the op is right behind it.
         text += f"KEYS\x01{queue_offset}\x02"
     if previous_offsets:
-        text += f"{PREVIOUS_OFFSETS}\x01{','.join(map(str, previous_offsets))}\x02"
+        text += f"{PREVIOUS_OFFSETS}\x01{_encode_offsets(previous_offsets)}\x02"
     if reason:
         text += f"{REASON}\x01{_printable(reason)}\x02"
     return NewRecord(names.OP_TOPIC, 0, body, text.encode(), born_ms=now_ms, born_host=born_host)
@@ -537,7 +598,12 @@ def _decided_by(properties: Mapping[str, str], record: StoredRecord) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:500]
+    return "".join(c if c.isprintable() else " " for c in text[:REASON_LENGTH_MAX])
+
+
+def short_remark(text: str) -> str:
+    """Return the part of a producer's remark that is kept: one line, not too long."""
+    return _printable(text[:REMARK_LENGTH_MAX]).strip()
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -546,17 +612,9 @@ def _printable(text: str) -> str:
 def make_check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> bytes:
     """Return the message as a check shows it to its producer: with its own topic and queue."""
     properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
-    record = NewRecord(
-        topic,
-        queue_id,
-        half.body,  # type: ignore[arg-type]  # a view: it is encoded right here
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        properties = half.properties  # a full half of RocketMQ's: the number is only informational
+    record = copy_record(half, topic=topic, queue_id=queue_id, properties=properties)
     return encode_record(
         record, half.queue_offset, half.log_offset, half.stored_ms, half.store_host
     )
@@ -568,17 +626,22 @@ class JournalEntry(msgspec.Struct, frozen=True):
     half_offset: int
     event: str  # one of JOURNAL_EVENTS
     check_number: int
-    peer: str  # for "resumed": the operator, a line break, the reason
+    peer: str  # for "resumed": the operator
+    reason: str = ""  # the producer's remark, or the operator's reason
     stored_ms: int = 0
 
 
 _JOURNAL_FORMAT = struct.Struct(">qBH")
-JOURNAL_EVENTS: Final = ("asked", "unknown", "resumed")  # stored as an index
+_CHECK_NUMBER_MAX: Final = 0xFFFF
+# Stored as an index. "unknown" answers a check; "unknown_at_send" is the end of a send.
+JOURNAL_EVENTS: Final = ("asked", "unknown", "resumed", "unknown_at_send")
 
 
 def make_journal_record(entry: JournalEntry, *, now_ms: int) -> NewRecord:
     event = JOURNAL_EVENTS.index(entry.event)
-    body = _JOURNAL_FORMAT.pack(entry.half_offset, event, entry.check_number) + entry.peer.encode()
+    check_number = min(entry.check_number, _CHECK_NUMBER_MAX)
+    text = f"{entry.peer}\n{entry.reason}" if entry.reason else entry.peer
+    body = _JOURNAL_FORMAT.pack(entry.half_offset, event, check_number) + text.encode()
     return NewRecord(
         names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{entry.half_offset}\x02".encode(), born_ms=now_ms
     )
@@ -588,9 +651,10 @@ def decode_journal_entry(record: StoredRecord) -> JournalEntry:
     """Raises CorruptRecord."""
     try:
         half_offset, event, check_number = _JOURNAL_FORMAT.unpack_from(record.body)
-        peer = bytes(record.body[_JOURNAL_FORMAT.size :]).decode()
+        text = bytes(record.body[_JOURNAL_FORMAT.size :]).decode()
+        peer, _, reason = text.partition("\n")
         return JournalEntry(
-            half_offset, JOURNAL_EVENTS[event], check_number, peer, record.stored_ms
+            half_offset, JOURNAL_EVENTS[event], check_number, peer, reason, record.stored_ms
         )
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise CorruptRecord(record.log_offset, f"not a journal entry: {error}") from error

@@ -60,6 +60,11 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
             return value
 
 
+def parse_boolean(value: bytes | None) -> bool:
+    """Read a property as Java's `Boolean.parseBoolean` does: "true" in any case, nothing else."""
+    return value is not None and value.lower() == b"true"
+
+
 def change_properties(
     encoded: bytes, *, remove: Collection[str] = (), update: Mapping[str, str] | None = None
 ) -> bytes:

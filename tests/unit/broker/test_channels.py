@@ -19,7 +19,7 @@ from escrowmq.remoting.headers import OffsetResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.server.remoting_server import RemotingServer, RequestHandler, ServerConnection
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, pull_request, send_request
 from tests.support.stores import HOST
 
@@ -77,7 +77,7 @@ class CollectingTransport:
         return 0
 
 
-def real_responses(respond: Respond, request: Request[Any]) -> list[Answer]:
+def real_responses(respond: Respond, request: Request[Any]) -> list[Response]:
     """Return what a server connection writes, decoded."""
 
     async def run() -> bytes:
@@ -96,13 +96,13 @@ def real_responses(respond: Respond, request: Request[Any]) -> list[Answer]:
     decoder = FrameDecoder(Frame)
     decoder.receive(asyncio.run(run()))
     return [
-        Answer(command.code, command.remark, command.ext_fields, bytes(frame.body))
+        Response(command.code, command.remark, command.ext_fields, bytes(frame.body))
         for frame in decoder.frames()
         for command in [decode_command(frame.serializer, frame.header)]
     ]
 
 
-def fake_responses(respond: Respond, request: Request[Any]) -> list[Answer]:
+def fake_responses(respond: Respond, request: Request[Any]) -> list[Response]:
     channel = FakeChannel()
     respond(channel, request)
     return channel.responses()

@@ -66,6 +66,7 @@ CLIENT_REQUESTS = {
     # These have their own permission, which an administrator can grant.
     RequestCode.LIST_TRANSACTIONS,
     RequestCode.SHOW_TRANSACTION,
+    RequestCode.TRANSACTION_CURSORS,
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.DELETE_TOPIC_IN_BROKER,
 }

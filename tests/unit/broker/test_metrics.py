@@ -15,7 +15,7 @@ from escrowmq.metrics import Registry
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, NoFields
 from escrowmq.remoting.headers_admin import TopicHeader
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_bench import BrokerBench
 from tests.support.broker_requests import FakeChannel, new_request, pull_request, send_request
 from tests.support.scraping import Page, parse
@@ -35,7 +35,7 @@ class Bench(BrokerBench):
 
     def turn(
         self, *requests: Any, at_ms: int | None = None, channel: FakeChannel | None = None
-    ) -> list[Answer]:
+    ) -> list[Response]:
         at_ms = self.clock.now_ms() if at_ms is None else at_ms
         return super().turn(*requests, at_ms=at_ms, channel=channel)
 

@@ -44,7 +44,7 @@ def names(pulls: list[HeldPull[str]]) -> list[str]:
 
 
 def test_a_message_wakes_the_pulls_of_its_queue_in_order() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     for held in (pull("a"), pull("b"), pull("c", queue_id=1), pull("d", topic="stock")):
         assert polls.add(held)
     assert names(polls.take_ready("orders", 0, 11)) == ["a", "b"]
@@ -53,7 +53,7 @@ def test_a_message_wakes_the_pulls_of_its_queue_in_order() -> None:
 
 
 def test_a_pull_waits_for_its_offset() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull(queue_offset=10))
     assert polls.take_ready("orders", 0, 10) == []
     assert names(polls.take_ready("orders", 0, 11)) == ["p"]
@@ -64,28 +64,28 @@ def test_a_pull_waits_for_its_offset() -> None:
     [([1], False), ([7], True), ([1, 7], True), ([1, 2, 3], False), ([], False), (None, True)],
 )
 def test_a_filter_by_tags_must_match_an_arrival(codes: list[int] | None, is_woken: bool) -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull(message_filter=TAG_SEVEN))
     woken = polls.take_ready("orders", 0, 10 + len(codes or [0]), arrivals(codes))
     assert bool(woken) is is_woken
 
 
 def test_a_filter_by_properties_must_match_an_arrival() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull(message_filter=MessageFilter(matches_properties=b"yes".__eq__)))
     assert polls.take_ready("orders", 0, 12, [(0, b"no"), (0, b"never")]) == []
     assert names(polls.take_ready("orders", 0, 13, [(0, b"yes")])) == ["p"]
 
 
 def test_messages_before_the_offset_of_a_pull_do_not_wake_it() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull(queue_offset=10, message_filter=TAG_SEVEN))
     assert polls.take_ready("orders", 0, 12, arrivals([7, 1, 1])) == []  # offsets 9, 10, 11
     assert names(polls.take_ready("orders", 0, 13, arrivals([7]))) == ["p"]
 
 
 def test_has_pulls_says_whether_a_queue_has_held_pulls() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     assert not polls.has_pulls("orders", 0)
     polls.add(pull())
     assert polls.has_pulls("orders", 0)
@@ -95,7 +95,7 @@ def test_has_pulls_says_whether_a_queue_has_held_pulls() -> None:
 
 
 def test_a_pull_expires_exactly_at_its_due_time() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull("late", due_ms=200))
     polls.add(pull("soon", due_ms=100))
     assert polls.next_due_ms() == 100
@@ -109,7 +109,7 @@ def test_a_pull_expires_exactly_at_its_due_time() -> None:
 
 
 def test_a_pull_that_was_woken_does_not_expire() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull("woken", due_ms=100))
     polls.add(pull("held", due_ms=300, queue_id=1))
     polls.take_ready("orders", 0, 11)
@@ -119,7 +119,7 @@ def test_a_pull_that_was_woken_does_not_expire() -> None:
 
 
 def test_the_pulls_of_a_closed_channel_are_removed() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull("a"))
     polls.add(pull("b", queue_id=1))
     polls.add(pull("c", channel="other"))
@@ -130,7 +130,7 @@ def test_the_pulls_of_a_closed_channel_are_removed() -> None:
 
 
 def test_release_all_returns_every_pull() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull("a"))
     polls.add(pull("b", queue_id=1, channel="other"))
     assert sorted(names(polls.release_all())) == ["a", "b"]
@@ -158,7 +158,7 @@ def test_the_pulls_of_one_channel_are_limited() -> None:
 
 
 def test_released_pulls_do_not_accumulate_in_memory() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull("held", queue_id=1, due_ms=99_999))
     for number in range(10_000):
         polls.add(pull(str(number), queue_offset=number))
@@ -168,7 +168,7 @@ def test_released_pulls_do_not_accumulate_in_memory() -> None:
 
 
 def test_after_a_rebuild_of_the_heap_the_earliest_pull_comes_first() -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     polls.add(pull("woken", due_ms=100))
     polls.add(pull("late", queue_id=1, due_ms=900))
     polls.add(pull("soon", queue_id=1, due_ms=200))
@@ -190,7 +190,7 @@ def test_a_full_channel_accepts_a_pull_after_another_is_released() -> None:
 
 @pytest.mark.parametrize("release", ["arrival", "expiry", "closed channels", "release_all"])
 def test_the_tables_are_empty_when_all_pulls_are_released(release: str) -> None:
-    polls = LongPolls[str]()
+    polls = LongPolls[str](pulls_max=1000)
     for number in range(4):
         polls.add(pull(queue_id=number % 2, channel=f"channel-{number}"))
     if release == "arrival":

@@ -16,6 +16,7 @@ from escrowmq.consume.subscription import (
 from escrowmq.errors import InvalidSubscription
 from escrowmq.message.filter import SQL92, TAG
 from escrowmq.message.keys import java_hash, tags_and_keys
+from escrowmq.message.record import PROPERTIES_BYTES_MAX
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,15 @@ def test_the_default_expression_type_is_tags(expression_type: str | None) -> Non
 def test_an_invalid_expression_is_an_error(expression: str, expression_type: str) -> None:
     with pytest.raises(InvalidSubscription):
         parse_subscription("orders", expression, expression_type=expression_type)
+
+
+@pytest.mark.parametrize("expression_type", [TAG, SQL92])
+def test_an_expression_as_long_as_the_longest_properties_is_accepted(expression_type: str) -> None:
+    tag = "x" * PROPERTIES_BYTES_MAX
+    expression = tag if expression_type == TAG else f"a = '{tag}'"
+    for parse in (parse_subscription, parse_heartbeat_subscription):
+        subscription = parse("orders", expression, expression_type=expression_type, version=1)
+        assert subscription.expression == expression
 
 
 def test_sql_filters_by_properties_and_not_by_tags() -> None:

@@ -14,6 +14,7 @@ from escrowmq.broker.processors.send import is_plain_half
 from escrowmq.errors import CorruptRecord
 from escrowmq.escrow.half_table import Attempt
 from escrowmq.escrow.records import (
+    JOURNAL_EVENTS,
     JournalEntry,
     decode_journal_entry,
     decode_op,
@@ -183,7 +184,7 @@ def test_the_fast_path_equals_the_general_one_for_any_plain_properties(
         ("TRAN_MSG\x01false\x02UNIQ_KEY\x01k\x02", False),
         ("TRAN_MSG\x01true\x02TRAN_MSG\x01false\x02", False),  # the last one counts
         ("TRAN_MSGtrue\x02UNIQ_KEY\x01k\x02", False),
-        ("TRAN_MSG\x01True\x02UNIQ_KEY\x01k\x02", False),
+        ("TRAN_MSG\x01True\x02UNIQ_KEY\x01k\x02", True),
     ],
 )
 def test_only_the_property_tran_msg_makes_a_send_a_half(properties: str, is_parked: bool) -> None:
@@ -208,7 +209,8 @@ def test_only_the_property_tran_msg_makes_a_send_a_half(properties: str, is_park
         (" 7 ", 7_000),
         ("", None),
         ("-1", None),
-        ("0", None),
+        ("0", 0),
+        ("-5", 0),
         ("nan", None),
         ("inf", None),
         ("1e400", None),
@@ -220,7 +222,15 @@ def test_immunity_times_are_parsed(text: str | None, expected: int | None) -> No
     assert parse_immunity_ms(text) == expected
 
 
-@pytest.mark.parametrize("text", ["nan", "-5", "soon", "0"])
+@pytest.mark.parametrize("text", ["0", "-5"])
+def test_an_immunity_time_of_zero_means_a_check_at_once(text: str) -> None:
+    bench = EscrowBench()
+    bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)
+    bench.tick()
+    assert len(bench.channel.oneway_requests) == 1
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "soon"])
 def test_an_invalid_immunity_time_means_the_setting_of_the_broker(text: str) -> None:
     bench = EscrowBench()
     bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)
@@ -303,9 +313,16 @@ def test_a_stranded_message_has_the_reason() -> None:
 
 
 def test_a_journal_entry_is_read_as_it_was_written() -> None:
-    entry = JournalEntry(2**40, "asked", 15, "1.2.3.4:5")
-    decoded = decode_journal_entry(stored_record(make_journal_record(entry, now_ms=5)))
-    assert decoded == JournalEntry(2**40, "asked", 15, "1.2.3.4:5", 1_000)
+    for event in JOURNAL_EVENTS:
+        for reason in ("", "database is down: 数据库"):
+            entry = JournalEntry(2**40, event, 15, "1.2.3.4:5", reason)
+            record = stored_record(make_journal_record(entry, now_ms=5))
+            assert decode_journal_entry(record) == msgspec.structs.replace(entry, stored_ms=1_000)
+
+
+def test_a_journal_entry_limits_its_check_number() -> None:
+    record = make_journal_record(JournalEntry(1, "asked", 70_000, "1.2.3.4:5"), now_ms=5)
+    assert decode_journal_entry(stored_record(record)).check_number == 65_535
 
 
 @pytest.mark.parametrize("body", [b"", b"short", struct.pack(">qBH", 1, 99, 1)])

@@ -10,7 +10,6 @@ import pytest
 from escrowmq.message.topic_config import DataVersion
 from escrowmq.namesrv.name_server import NameServer, NamesrvCounters
 from escrowmq.namesrv.registration import (
-    data_version_request,
     registration_request,
     unregistration_request,
 )
@@ -25,6 +24,7 @@ from tests.support.namesrv_requests import (
     B,
     NameServerHarness,
     data_version,
+    data_version_request,
     topic_config,
 )
 

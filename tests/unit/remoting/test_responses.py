@@ -95,12 +95,19 @@ def test_a_pull_response_does_not_copy_its_body(serializer: int, remark: str) ->
         min_offset=2,
         max_offset=99,
         suggested_broker_id=1,
+        topic_sys_flag=2,
+        group_sys_flag=3,
         remark=remark,
         body=pieces,
     )
     assert all(sent is piece for sent, piece in zip(sent_pieces, pieces, strict=True))
     general = PullMessageResponse(
-        suggest_which_broker_id=1, next_begin_offset=34, min_offset=2, max_offset=99
+        suggest_which_broker_id=1,
+        next_begin_offset=34,
+        min_offset=2,
+        max_offset=99,
+        topic_sys_flag=2,
+        group_sys_flag=3,
     )
     joined = b"".join((head, *sent_pieces))
     assert joined == responses.encode_response(request, general, remark=remark, body=b"firstsecond")
@@ -113,8 +120,11 @@ def test_the_success_template_equals_the_general_response(serializer: int) -> No
 
 
 def test_a_success_response_has_the_known_bytes() -> None:
-    header = b'{"code":0,"language":"PYTHON","version":479,"opaque":7,"flag":1}'
-    prefix = bytes([0, 0, 0, len(header) + 4, 0, 0, 0, 64])
+    header = (
+        b'{"code":0,"language":"PYTHON","version":479,"opaque":7,"flag":1,'
+        b'"serializeTypeCurrentRPC":"JSON"}'
+    )
+    prefix = bytes([0, 0, 0, len(header) + 4, 0, 0, 0, 97])
     assert responses.encode_success(send_request()) == prefix + header
 
 

@@ -22,10 +22,17 @@ from escrowmq.broker.turn import Turn
 from escrowmq.config import BrokerConfig
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import Appendable, BatchItem, decode_batch, decode_bulk_batch
-from escrowmq.message.keys import UniqueKeyGenerator
+from escrowmq.message.keys import UniqueKeyGenerator, delay_level
 from escrowmq.message.names import BROKER_ONLY_TOPICS, RETRY_PREFIX
-from escrowmq.message.properties import change_properties, find_property
-from escrowmq.message.record import PROPERTIES_BYTES_MAX, TRANSACTION_MASK, NewRecord
+from escrowmq.message.properties import change_properties, find_property, parse_boolean
+from escrowmq.message.record import (
+    PROPERTIES_BYTES_MAX,
+    TRANSACTION_MASK,
+    TRANSACTION_NONE,
+    TRANSACTION_PREPARED,
+    NewRecord,
+    with_transaction_type,
+)
 from escrowmq.message.topic_config import PERM_WRITE, TopicConfig
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import SendMessage
@@ -111,7 +118,7 @@ class SendProcessor:
             and len(body) <= self._message_bytes_max
             and len(text) <= _SHORT_PROPERTIES_LENGTH
         )
-        if not is_ordinary or not is_plain(text):
+        if not is_ordinary or not is_plain(text) or fields.sys_flag & TRANSACTION_PREPARED:
             if is_ordinary and is_plain_half(text):
                 self._park_plain(channel, request, queue_id, self._added_properties_text, now_ms)
             else:
@@ -147,16 +154,27 @@ class SendProcessor:
             records = self._make_batch_records(channel, request, queue_id, now_ms)
         else:
             record = self._make_record(channel, request, queue_id, now_ms)
-            if has_special_properties(fields.properties):
-                if _is_half(record):
-                    # The delay begins with the commit. Refuse one that is not served now.
-                    self._redirect(record, now_ms)
-                    self._park(channel, request, record, now_ms, waits_for_flush, 0)
-                    return
+            is_special = has_special_properties(fields.properties)
+            if is_special and _is_half(record):
+                # The delay begins with the commit. Refuse one that is not served now.
+                self._redirect(record, now_ms)
+                self._park(channel, request, record, now_ms, waits_for_flush, 0)
+                return
+            if record.sys_flag & TRANSACTION_PREPARED:  # a bit of both types, also of rolled back
+                record = _without_transaction_type(record)
+            if is_special:
                 record = self._redirect(record, now_ms)
             records = [record]
         self._turn.add_send_records(
             channel, request, records, queue_id, waits_for_flush=waits_for_flush
+        )
+
+    def make_record(
+        self, channel: Channel, request: Request[SendMessage], now_ms: int
+    ) -> NewRecord:
+        """Return the record of a valid send of one message. Raise RequestRefused."""
+        return self._make_record(
+            channel, request, self._choose_queue(request.head.fields, now_ms), now_ms
         )
 
     def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:
@@ -247,6 +265,8 @@ class SendProcessor:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be a retry or transactional"
             )
+        if delay_level(find_property(fields.properties.encode(), b"DELAY") or b"", 1):
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed")
         self._check_body_size(len(request.body))
         topic, sys_flag, born_ms = fields.topic, fields.sys_flag, fields.born_timestamp
         born_host, times = channel.peer_host, fields.reconsume_times
@@ -270,11 +290,15 @@ class SendProcessor:
         ]
 
     def _make_batch_properties(self, encoded_properties: bytes, now_ms: int) -> bytes:
+        """Encode the properties of one message of a batch.
+
+        As in RocketMQ, a delay among them has no effect: the message is delivered at once. A
+        transactional message is refused, because it would be delivered before it is committed.
+        """
         text = encoded_properties.decode("utf-8", "replace")
-        if has_special_properties(text):
+        if "TRAN_MSG\x01" in text:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a message of a batch cannot be delayed or transactional",
+                ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be transactional"
             )
         return self._make_properties(text, now_ms)
 
@@ -341,13 +365,33 @@ def _decode_items(body: Body) -> list[BatchItem]:
 
 
 def _is_half(record: NewRecord) -> bool:
-    """Return whether a record is a half: by its property alone, as in RocketMQ.
+    """Return whether a record is a half: by its property alone, as in RocketMQ."""
+    return _is_transactional(record) and not _is_delayed_retry(record)
 
-    A delayed retry keeps the property of its first delivery and is not a half.
+
+def _is_transactional(record: NewRecord) -> bool:
+    return parse_boolean(find_property(record.properties, b"TRAN_MSG"))
+
+
+def _is_delayed_retry(record: NewRecord) -> bool:
+    """Return whether a consumer sent the record back. It keeps the properties of its delivery."""
+    return record.reconsume_times > 0 and b"DELAY\x01" in record.properties
+
+
+def _without_transaction_type(record: NewRecord) -> NewRecord:
+    """Return a record that is no half and that consumers will see.
+
+    A record marked as prepared or rolled back gets no queue entry, so it would be acknowledged and
+    never delivered. Old clients mark the retry of a transactional message in this way.
     """
-    if find_property(record.properties, b"TRAN_MSG") != b"true":
-        return False
-    return not (record.reconsume_times and b"DELAY\x01" in record.properties)
+    if _is_transactional(record):
+        sys_flag = with_transaction_type(record.sys_flag, TRANSACTION_NONE)
+        return msgspec.structs.replace(record, sys_flag=sys_flag)
+    raise RequestRefused(
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"sysFlag {record.sys_flag} marks the message as prepared or rolled back, but its "
+        "property TRAN_MSG is not true; no consumer would ever see it",
+    )
 
 
 # --- properties ----------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ other requests do not wait.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeGuard
 
 from escrowmq.broker.dispatch import Channel
-from escrowmq.broker.turn import Turn
+from escrowmq.broker.turn import DoneCallback, Turn
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.escrow.checks import (
     RETRY_DELAY_MS,
@@ -39,13 +39,15 @@ from escrowmq.escrow.records import (
     make_check_body,
     make_journal_record,
 )
+from escrowmq.limited_log import LimitedLog
 from escrowmq.message import names
 from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.transaction import Verdict
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
 from escrowmq.peer import Peer
-from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import CheckTransactionState
+from escrowmq.store.commit_log import AppendResult
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ class TransactionCheckCounters:
 
 
 class AppendDecision(Protocol):
-    def __call__(self, decision: Decision, *, now_ms: int) -> None: ...
+    def __call__(
+        self, decision: Decision, on_done: DoneCallback | None = None, *, now_ms: int
+    ) -> None: ...
 
 
 class TransactionChecker:
@@ -77,8 +81,10 @@ class TransactionChecker:
         append_decision: AppendDecision,
         *,
         store_host: bytes,
+        broker_name: str | None = None,
         backlog: CheckBacklog | None = None,
     ) -> None:
+        self._broker_name = broker_name
         self._coordinator = coordinator
         self._turn = turn
         self._producers = producers
@@ -86,6 +92,7 @@ class TransactionChecker:
         self._store_host = store_host
         self._backlog = backlog or CheckBacklog()
         self.counters = TransactionCheckCounters()
+        self._limited_log = LimitedLog(log)
         self._groups_with_capacity: set[str] = set()  # answered since the last check was sent
         # Any client can claim any producer group. The ACL decides whether it may read the half
         # before a check is sent to it. None: every client may.
@@ -99,39 +106,60 @@ class TransactionChecker:
             half = coordinator.halves.find(queue_offset)
             if half is None:
                 continue  # decided
-            match next_step(
-                half,
-                now_ms,
-                coordinator.config,
-                coordinator.writers,
-                age_max_ms=coordinator.age_max_ms,
-            ):
-                case Strand(reason):
-                    self._strand(half, reason, now_ms)
-                case FollowWriter(writer):
-                    self._roll_back_lost_attempt(half, writer, now_ms)
-                case Wait(until_ms):
-                    # A half that is due later was rescheduled and is in the schedule already.
-                    if until_ms is not None and until_ms != half.due_ms:
-                        coordinator.reschedule(half, until_ms)
-                case Check():
-                    self._backlog.add(half)
-                    if not _is_open(half.producer) and not self._producers.members(half.group):
-                        self.counters.unsent += 1
+            try:
+                self._take_next_step(half, now_ms)
+            except Exception as error:  # one half must not stop the checks of all others
+                self._set_aside(half, error)
         remaining = CHECKS_PER_TICK_MAX
         for group in self._backlog.groups():  # every group gets a share
             count_max = min(remaining, GROUP_CHECKS_PER_TICK_MAX)
             remaining -= self._check_group(group, count_max, now_ms)
 
+    def _take_next_step(self, half: Half, now_ms: int) -> None:
+        coordinator = self._coordinator
+        match next_step(
+            half,
+            now_ms,
+            coordinator.config,
+            coordinator.writers,
+            age_max_ms=coordinator.age_max_ms,
+        ):
+            case Strand(reason):
+                self._strand(half, reason, now_ms)
+            case FollowWriter(writer):
+                self._roll_back_lost_attempt(half, writer, now_ms)
+            case Wait(until_ms):
+                # A half that is due later was rescheduled and is in the schedule already.
+                if until_ms is not None and until_ms != half.due_ms:
+                    coordinator.reschedule(half, until_ms)
+            case Check():
+                self._backlog.add(half)
+                if not _is_open(half.producer) and not self._producers.members(half.group):
+                    self.counters.unsent += 1
+
+    def _set_aside(self, half: Half, error: Exception) -> None:
+        transaction_id = half.key.decode("utf-8", "replace")
+        log.error("transaction set aside id=%s: %s", transaction_id, error, exc_info=error)
+        self._coordinator.set_aside(half, f"its check failed: {error}")
+
     def _strand(self, half: Half, reason: str, now_ms: int) -> None:
         record = self._coordinator.read_half(half)
         if record is None:
             return
-        log.warning("transaction stranded id=%s: %s", half.key.decode("utf-8", "replace"), reason)
+        transaction_id = half.key.decode("utf-8", "replace")
+
+        def on_done(code: int, results: Sequence[AppendResult]) -> None:
+            if results:
+                log.warning("transaction stranded id=%s: %s", transaction_id, reason)
+            elif code == ResponseCode.MESSAGE_ILLEGAL:
+                # It will be refused every time, unlike an append for which the disk has no space.
+                log.error("transaction set aside id=%s: cannot be stranded", transaction_id)
+                self._coordinator.set_aside(half, f"cannot be stranded ({reason})")
+
         # Tried again later if there is no disk space for the records now.
         self._coordinator.reschedule(half, now_ms + RETRY_DELAY_MS)
         decision = self._coordinator.strand(half, reason, record, now_ms=now_ms)
-        self._append_decision(decision, now_ms=now_ms)
+        self._append_decision(decision, on_done, now_ms=now_ms)
 
     def _roll_back_lost_attempt(self, half: Half, writer: str, now_ms: int) -> None:
         self._coordinator.reschedule(half, now_ms + RETRY_DELAY_MS)
@@ -154,7 +182,7 @@ class TransactionChecker:
         self._check_group(group, GROUP_CHECKS_PER_TICK_MAX, now_ms)
 
     def check_answered(
-        self, half: Half, channel: Channel, *, is_unknown: bool, now_ms: int
+        self, half: Half, channel: Channel, *, is_unknown: bool, remark: str = "", now_ms: int
     ) -> None:
         """Note that a producer answered a check, with UNKNOWN or with a verdict."""
         self._backlog.check_answered(half.queue_offset)
@@ -162,8 +190,28 @@ class TransactionChecker:
         self.counters.answered += 1
         if is_unknown:
             self.counters.unknown += 1
-            self._write_journal(half, "unknown", channel, now_ms)
+            self._record_unknown(half, "unknown", channel, remark, now_ms)
         self._groups_with_capacity.add(half.group)
+
+    def undecided_at_send(self, half: Half, channel: Channel, remark: str, now_ms: int) -> None:
+        """Note that a producer ended its send with UNKNOWN: a check will ask for the verdict."""
+        self._record_unknown(half, "unknown_at_send", channel, remark, now_ms)
+
+    def _record_unknown(
+        self, half: Half, event: str, channel: Channel, remark: str, now_ms: int
+    ) -> None:
+        is_answer = event == "unknown"
+        self._coordinator.unknown_received(half, remark, is_answer=is_answer)
+        self._write_journal(half, event, channel, now_ms, remark)
+        self._limited_log.warning(
+            now_ms,
+            "verdict UNKNOWN %s id=%s group=%s peer=%s: %s",
+            f"at check {half.checks}" if is_answer else "after the send",
+            half.key.decode("utf-8", "replace"),
+            half.group,
+            channel.address,
+            remark or "no remark",
+        )
 
     def end_turn(self, now_ms: int) -> None:
         """Send more checks to groups that have answered in this turn."""
@@ -201,8 +249,10 @@ class TransactionChecker:
             if channel is None:
                 self._backlog.put_back(half)
                 break
-            if self._send_check(half, channel, now_ms):
-                sent += 1
+            try:
+                sent += self._send_check(half, channel, now_ms)
+            except Exception as error:  # one half must not stop the checks of all others
+                self._set_aside(half, error)
         return sent
 
     def _pick_channel(self, half: Half, now_ms: int) -> Channel | None:
@@ -237,6 +287,7 @@ class TransactionChecker:
             msg_id=key,
             transaction_id=key,
             offset_msg_id=encode_offset_id(self._store_host, half.log_offset),
+            broker_name=self._broker_name,
         )
         body = make_check_body(record, half.topic, half.queue_id, half.checks + 1)
         if not channel.send_oneway(RequestCode.CHECK_TRANSACTION_STATE, fields, body):
@@ -253,8 +304,10 @@ class TransactionChecker:
         self._write_journal(half, "asked", channel, now_ms)
         return True
 
-    def _write_journal(self, half: Half, event: str, channel: Channel, now_ms: int) -> None:
-        entry = JournalEntry(half.queue_offset, event, half.checks, channel.address)
+    def _write_journal(
+        self, half: Half, event: str, channel: Channel, now_ms: int, remark: str = ""
+    ) -> None:
+        entry = JournalEntry(half.queue_offset, event, half.checks, channel.address, remark)
         self._turn.add_records([make_journal_record(entry, now_ms=now_ms)], waits_for_flush=False)
 
 

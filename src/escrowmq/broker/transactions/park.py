@@ -12,22 +12,32 @@ lost. It gets the position of the first one, and nothing is stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.statistics import TRANSACTION, BrokerCounters
 from escrowmq.broker.turn import Turn
-from escrowmq.errors import RequestRefused
+from escrowmq.errors import RecordRefused, RequestRefused
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, Half
-from escrowmq.escrow.records import make_half, make_plain_half, parse_half
+from escrowmq.escrow.records import (
+    HALF_RESERVED_BYTES,
+    UNIQUE_KEY_BYTES_MAX,
+    check_half_limits,
+    make_half,
+    make_plain_half,
+    parse_half,
+)
 from escrowmq.message import names
 from escrowmq.message.record import TRANSACTION_MASK, NewRecord
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import AppendResult
+
+_FIXED_RECORD_BYTES: Final = 512  # more than all of a record except body and properties
 
 
 class HalfProcessor:
@@ -37,9 +47,12 @@ class HalfProcessor:
         coordinator: TransactionCoordinator,
         counters: BrokerCounters,
         *,
+        segment_bytes: int,
         rejects_transactions: bool = False,
     ) -> None:
+        """`segment_bytes`: the size of a file of the log; a record is in one file."""
         self.counters = counters
+        self._half_bytes_max = segment_bytes - _FIXED_RECORD_BYTES - HALF_RESERVED_BYTES
         self.coordinator = coordinator
         self.rejects_transactions = rejects_transactions
         self._turn = turn
@@ -62,6 +75,7 @@ class HalfProcessor:
         half_record = make_half(record, packed_count=packed_count)
         properties = parse_half(half_record)
         assert properties is not None, "make_half() writes the topic and the queue"
+        check_half_limits(properties.key, len(half_record.properties))
         half = self.coordinator.new_half(
             properties.topic,
             properties.queue_id,
@@ -89,6 +103,8 @@ class HalfProcessor:
         properties, final_properties, group, key, tags_and_keys = make_plain_half(
             fields.properties, added_properties, fields.topic, queue_id
         )
+        if len(key) > UNIQUE_KEY_BYTES_MAX:  # the properties are short, so the key is all to check
+            check_half_limits(key, len(properties))
         body = request.body
         cached_properties = None
         if len(body) <= CACHED_BODY_BYTES_MAX:
@@ -112,7 +128,13 @@ class HalfProcessor:
 
     def _park(self, pending: PendingHalf) -> None:
         record = pending.record
-        is_new = self.coordinator.park(pending.half, len(record.body) + len(record.properties))
+        size = len(record.body) + len(record.properties)
+        if size > self._half_bytes_max:
+            raise RecordRefused(
+                f"the transactional message is {size} bytes, the limit is {self._half_bytes_max}, "
+                "because it is stored in one file of the log (mapedFileSizeCommitLog)"
+            )
+        is_new = self.coordinator.park(pending.half, size)
         if is_new:
             self._turn.add(pending, (record,))
         else:

@@ -29,11 +29,17 @@ from escrowmq.remoting.headers_admin import (
     TopicHeader,
     ViewBrokerStats,
 )
-from escrowmq.remoting.requests import Body, Request
+from escrowmq.remoting.requests import Request
 from escrowmq.testing.disks import FaultyDisk
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_bench import BrokerBench
-from tests.support.broker_requests import FakeChannel, new_request, pull_request, send_request
+from tests.support.broker_requests import (
+    CallableChannel,
+    FakeChannel,
+    new_request,
+    pull_request,
+    send_request,
+)
 from tests.support.stores import NOW_MS
 
 
@@ -52,7 +58,7 @@ def filled(count: int = 5) -> BrokerBench:
 
 def request(
     bench: BrokerBench, request_code: int, fields: Header, body: bytes = b"", **turn: Any
-) -> Answer:
+) -> Response:
     """Send one request in a turn of its own, and return the response."""
     [response] = bench.turn(new_request(request_code, fields, body), **turn)
     return response
@@ -140,7 +146,7 @@ def test_queues_without_a_topic_are_deleted() -> None:
 # --- topics --------------------------------------------------------------------------------------
 
 
-def create(bench: BrokerBench, **changes: Any) -> Answer:
+def create(bench: BrokerBench, **changes: Any) -> Response:
     fields: dict[str, Any] = {"topic": "T", "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6}
     return request(bench, RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopic(**{**fields, **changes}))
 
@@ -347,22 +353,8 @@ def test_settings_are_shown_and_an_invalid_change_is_refused() -> None:
 # --- relays --------------------------------------------------------------------------------------
 
 
-class ConsumerChannel(FakeChannel):
-    """A consumer that receives requests. A test calls `on_response` with the response."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.calls: list[tuple[int, Header, bytes, Any]] = []
-
-    def call(
-        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
-    ) -> bool:
-        self.calls.append((code, fields, bytes(body), on_response))
-        return self.is_open
-
-
 def test_the_response_of_a_consumer_is_relayed() -> None:
-    bench, consumer = filled(), ConsumerChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CallableChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
     assert bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields)) == []
@@ -374,7 +366,7 @@ def test_the_response_of_a_consumer_is_relayed() -> None:
 
 
 def test_a_relayed_request_without_response_times_out() -> None:
-    bench, consumer = filled(), ConsumerChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CallableChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
     bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields))
@@ -389,7 +381,7 @@ def test_a_relayed_request_without_response_times_out() -> None:
 
 
 def test_a_message_is_consumed_directly() -> None:
-    bench, consumer = filled(), ConsumerChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CallableChannel("127.0.0.1:40001")
     connect(bench, consumer)
     [response] = bench.turn(send_request(body=b"directly"))
     message_id = response.ext_fields["msgId"]

@@ -21,7 +21,7 @@ from escrowmq.remoting.headers import (
     TransactionHeader,
 )
 from escrowmq.testing.disks import MemoryDisk
-from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Answer
+from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Response
 from tests.support.broker_bench import BrokerBench
 from tests.support.broker_requests import bodies, new_request, stored_records
 from tests.support.escrows import end_request, half_request, position_of
@@ -43,11 +43,11 @@ class Bench(BrokerBench):
         super().__init__(disk, config=Config(store=SETTINGS, transaction=transaction))
         self.now_ms = now_ms
 
-    def request(self, code: int, fields: Header) -> Answer:
+    def request(self, code: int, fields: Header) -> Response:
         [response] = self.turn(new_request(code, fields), at_ms=self.now_ms)
         return response
 
-    def park(self, key: str, *, topic: str = "T", group: str = "p", **properties: str) -> Answer:
+    def park(self, key: str, *, topic: str = "T", group: str = "p", **properties: str) -> Response:
         """Park a half and return the response to its send."""
         body = b"body of " + key.encode()
         half = half_request(key, body=body, topic=topic, group=group, **properties)
@@ -60,7 +60,7 @@ class Bench(BrokerBench):
         for _ in range(2):
             self.tick(self.now_ms)
 
-    def end(self, half: Answer, verdict: int, *, check: bool = False) -> Answer:
+    def end(self, half: Response, verdict: int, *, check: bool = False) -> Response:
         """End the transaction of a half, which is named by the response to its send."""
         request = end_request(position_of(half), verdict, check=check)
         [response] = self.turn(request, at_ms=self.now_ms)
@@ -93,13 +93,13 @@ class Bench(BrokerBench):
 
     def settle(
         self, transaction_id: str, verdict: int, reason: str = "because", by: str = "ann"
-    ) -> Answer:
+    ) -> Response:
         fields = SettleTransaction(
             transaction_id=transaction_id, commit_or_rollback=verdict, reason=reason, operator=by
         )
         return self.request(RequestCode.SETTLE_TRANSACTION, fields)
 
-    def resume(self, transaction_id: str) -> Answer:
+    def resume(self, transaction_id: str) -> Response:
         fields = ResumeTransaction(
             transaction_id=transaction_id, reason="try again", operator="ann"
         )

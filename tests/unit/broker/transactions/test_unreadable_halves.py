@@ -9,9 +9,11 @@ import pytest
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
+    ROLLBACK,
     SMALL_SEGMENTS,
     EscrowBench,
     HalfPosition,
+    end_many_request,
     fill_segments,
 )
 
@@ -83,3 +85,31 @@ def test_recovery_reports_unreadable_halves(
     assert bench.state_in_memory(whole) == "open"
     while bench.store.begin == 0:
         assert bench.remove_log_file()
+
+
+def group_with_a_half_damaged_after_its_decision() -> tuple[EscrowBench, list[HalfPosition]]:
+    """Return halves whose common commit is stored; the last one was damaged before its piece."""
+    bench = EscrowBench(settings=SMALL_SEGMENTS, piece_bytes=1000)
+    positions = [bench.park(f"k{number}", body=b"x" * 200) for number in range(8)]
+    bench = bench.restarted()  # forgets the cached finals, so that the halves are read
+    bench.turn(end_many_request(list(positions), COMMIT))
+    damage(bench, positions[-1], 90)
+    while not (responses := bench.channel.responses()):
+        bench.tick(100)
+    assert responses[0].code == 0
+    assert len(bench.bodies()) == len(positions) - 1
+    return bench, positions
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(COMMIT, 1), (ROLLBACK, 0)])
+def test_a_half_damaged_after_its_group_decision_can_be_ended(verdict: int, code: int) -> None:
+    bench, positions = group_with_a_half_damaged_after_its_decision()
+    assert bench.end(positions[-1], verdict).code == code
+
+
+def test_a_half_damaged_after_its_group_decision_does_not_keep_its_segment() -> None:
+    bench, positions = group_with_a_half_damaged_after_its_decision()
+    fill_segments(bench)
+    while bench.store.begin <= positions[-1].log_offset:
+        assert bench.remove_log_file()
+    assert len(bench.coordinator.halves) == 0
