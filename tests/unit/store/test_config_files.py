@@ -101,7 +101,7 @@ def test_groups_are_read_in_rocketmqs_format() -> None:
     file = groups_file(disk_with(subscriptionGroup=GROUPS))
     (group,) = file.entries("subscriptionGroupTable", GroupConfig).values()
     assert (group.group_name, group.retry_max_times, group.retry_queue_nums) == ("G", 3, 1)
-    assert group.other == {"groupRetryPolicy": {"type": "CUSTOMIZED"}}
+    assert group.group_retry_policy == {"type": "CUSTOMIZED"}
 
 
 def test_a_missing_file_counts_as_empty() -> None:
