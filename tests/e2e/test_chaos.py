@@ -1,4 +1,4 @@
-"""A short run of `make chaos` with check from a seed, and tests of the ledger that judges it."""
+"""A short run of `make chaos` with faults from a seed, and tests of the ledger that judges it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_the_ledger_reports_lost_unexpected_and_repeated_messages(
 ) -> None:
     ledger = Ledger()
     ledger.record(b"plain/a/1", fate)
-    check = ledger.check({QUEUE: queue_records(*bodies)})
-    assert len(check) == 1
-    assert message in check[0]
+    violations = ledger.check({QUEUE: queue_records(*bodies)})
+    assert len(violations) == 1
+    assert message in violations[0]
 
 
 def test_the_ledger_reports_messages_out_of_order() -> None:

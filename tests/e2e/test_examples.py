@@ -77,7 +77,7 @@ class ExampleProcess:
             assert self.output.count(text) >= times or not has_ended, self.output
             return self.output.count(text) >= times
 
-        wait_until(is_printed, f"{text!r} is printed; the output was:\n{self.output}")
+        wait_until(is_printed, lambda: f"{text!r} is printed; the output is:\n{self.output}")
 
     def press_enter(self) -> None:
         assert self.process.stdin is not None
@@ -131,7 +131,7 @@ def wait_until_open(address: str, server: ExampleProcess) -> None:
             return False
         return True
 
-    wait_until(responds, f"{address} responds; the output was:\n{server.output}")
+    wait_until(responds, lambda: f"{address} responds; the output is:\n{server.output}")
 
 
 # --- the plain script ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def wait_for_log(served: Server, text: str) -> None:
-    wait_until(lambda: text in served.errors, f"{text!r} is in the log")
+    wait_until(lambda: text in served.errors, lambda: f"{text!r} is in the log:\n{served.errors}")
 
 
 def change(served: Server, before: str, after: str) -> None:

@@ -275,7 +275,7 @@ def test_the_page_has_the_declared_metrics_with_their_kinds_and_labels(
         name = sample_name if sample_name in families else sample_name.rpartition("_")[0]
         assert labels.keys() - COMMON_LABELS - {"le"} == set(families[name].labels), sample_name
         with_samples.add(name)
-    # Nothing has happened yet that these count.
+    # These have no samples before the first event that they count.
     assert families.keys() - with_samples == {
         "escrowmq_unreadable_requests_total",
         "rocketmq_commit_messages_total",

@@ -218,14 +218,14 @@ def test_a_stop_during_a_checkpoint_is_clean(tmp_path: Path) -> None:
     served.assert_clean()
 
 
-# --- what it stores ------------------------------------------------------------------------------
+# --- files ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_rebuilt", [False, True], ids=["appended", "rebuilt"])
 def test_the_queue_entry_of_a_delayed_message_has_its_due_time(
     tmp_path: Path, is_rebuilt: bool
 ) -> None:
-    """Apache RocketMQ delivers by this entry when it opens the directory."""
+    """Apache RocketMQ uses this entry to deliver the message when it opens the directory."""
     with Server(tmp_path, conf={"messageDelayLevel": "1h 7h"}) as served:
         with served.client() as client:
             client.send("orders", b"later", {"DELAY": "2"})

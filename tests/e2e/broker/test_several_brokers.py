@@ -66,7 +66,7 @@ class Cluster(Server):
             except OSError:
                 return False
 
-        wait_until(holds, description, timeout_s=LONG_S)
+        wait_until(holds, lambda: f"{description}; the log:\n{self.errors}", timeout_s=LONG_S)
 
 
 def is_alive(pid: int) -> bool:

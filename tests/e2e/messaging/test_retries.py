@@ -39,7 +39,7 @@ def test_a_message_sent_back_is_redelivered_after_its_delay(
 
 
 @pytest.mark.parametrize("first_delay", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
-def test_a_delivered_delay_does_not_count_again(
+def test_a_message_that_is_sent_back_does_not_repeat_its_first_delay(
     client: Client, topic: str, group: str, first_delay: dict[str, str]
 ) -> None:
     client.create_group(group)

@@ -179,12 +179,12 @@ def reply_fields(requester: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("requester_code", "code"), [(0, 0), (1, 1)], ids=["accepted", "refused"])
-def test_a_reply_is_pushed_to_the_requester_whose_response_counts(
+def test_a_reply_is_pushed_to_the_requester_and_gets_its_response(
     client: Client, other: Client, requester_code: int, code: int
 ) -> None:
-    client.heartbeat("asker", producer_groups=("askers",))
-    before = other.max_offset(REPLY_TOPIC, 0)
-    other.send_request(324, reply_fields("asker"), b"the reply", flag=0)
+    client.heartbeat("requester", producer_groups=("requesters",))
+    end = other.max_offset(REPLY_TOPIC, 0)
+    other.send_request(324, reply_fields("requester"), b"the reply", flag=0)
     header, body = client.receive_frame()
     assert (header["code"], header["flag"], body) == (326, 0, b"the reply")
     fields = header["extFields"]
@@ -196,27 +196,27 @@ def test_a_reply_is_pushed_to_the_requester_whose_response_counts(
     response = next_response(other)
     assert response.code == code
     if code == 0:
-        assert response.ext_fields["queueOffset"] == str(before)
-    assert other.max_offset(REPLY_TOPIC, 0) == before + 1
+        assert response.ext_fields["queueOffset"] == str(end)
+    assert other.max_offset(REPLY_TOPIC, 0) == end + 1
 
 
-@pytest.mark.parametrize("requester", ["gone", "never-there"])
+@pytest.mark.parametrize("requester", ["disconnected", "unknown"])
 def test_a_reply_to_a_requester_that_is_not_connected_is_an_error(
     client: Client, served: Server, requester: str
 ) -> None:
-    with served.client() as gone:
-        gone.heartbeat("gone", producer_groups=("askers",))
+    with served.client() as disconnected:
+        disconnected.heartbeat("disconnected", producer_groups=("requesters",))
     wait_until(
         lambda: client.request(324, reply_fields(requester), b"late").remark.endswith("broker"),
-        "the broker notices that the requester has gone",
+        "the broker notices that the requester has disconnected",
     )
-    before = client.max_offset(REPLY_TOPIC, 0)
+    end = client.max_offset(REPLY_TOPIC, 0)
     response = client.request(324, reply_fields(requester), b"later")
     assert (response.code, response.remark) == (
         1,
         f"the requester {requester} is not connected to this broker",
     )
-    assert client.max_offset(REPLY_TOPIC, 0) == before + 1  # stored, for operators
+    assert client.max_offset(REPLY_TOPIC, 0) == end + 1  # stored, so that an operator can find it
 
 
 # --- refusals ------------------------------------------------------------------------------------

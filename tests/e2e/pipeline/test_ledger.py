@@ -193,7 +193,7 @@ def test_a_ledger_has_one_row_for_each_transaction(spark: SparkSession) -> None:
     assert (rows["moved"]["decision_ms"], rows["moved"]["decided_by"]) == (20, "ann")
     assert rows["stranded"]["decided_at"] is None
     assert {name: row["reason"] for name, row in rows.items() if row["reason"]} == {
-        "asked": "no such order",
+        "checked": "no such order",
         "stranded": "checked 3 times",
         "undecided": "timeout",
     }

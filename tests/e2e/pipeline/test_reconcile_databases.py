@@ -68,19 +68,19 @@ def test_ranges_contain_every_row_once(
 
 
 class UnorderedDatabase(databases.SqlDatabase):
-    """A database that orders rows only where SQL says that it must.
+    """A database that returns rows in another order than its query asks for.
 
-    Over JDBC Spark makes every query a derived table, and the order of one is lost.
+    Over JDBC, Spark makes every query a derived table, which loses the order of its rows.
     """
 
     def fetch(self, query: str) -> list[tuple[Any, ...]]:
         return super().fetch(query)[::-1]
 
 
-def test_ranges_ascend_whatever_the_order_of_the_rows_is(
+def test_ranges_are_ascending_for_any_order_of_the_rows(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
-    narrow: None,
+    small_ranges: None,
 ) -> None:
     path = tmp_path / "bank.db"
     with sqlite3.connect(path) as bank:

@@ -153,14 +153,15 @@ def test_bookings_without_a_time_have_the_time_of_their_transaction(
 
 
 @pytest.mark.parametrize("columns", ["at_ms, transaction_id", "transaction_id"])
-def test_sums_are_those_of_the_transactions_in_the_window(
+def test_sums_include_the_transactions_in_the_window(
     spark: SparkSession,  # noqa: F811
     books: Books,
     columns: str,
 ) -> None:
     moments = OUTSIDE | INSIDE
     books.insert("transfer", [(name, 100, at_ms) for name, at_ms in moments.items()])
-    # The sender books this one before the window begins; it is compared, so it counts as a whole.
+    # This transfer is booked before the window. Its transaction is in the window and is compared,
+    # so its amount counts.
     books.insert("transfer", [("on both sides", 7, SINCE_MS - 5)])
     rows = [ledger_row(name, at_ms) for name, at_ms in moments.items()]
     write_ledger(books.ledger, [*rows, ledger_row("on both sides", SINCE_MS + 5)])

@@ -63,8 +63,8 @@ def test_every_row_is_stored_once_after_a_kill_at_every_point(tmp_path: Path) ->
 
 
 def assert_cases_survive(cases: list[Case], directory: Path) -> None:
-    with CrashHarness(directory) as field:
-        outcomes = [outcome for chain in chains(cases) for outcome in field.run(chain)]
+    with CrashHarness(directory) as harness:
+        outcomes = [outcome for chain in chains(cases) for outcome in harness.run(chain)]
     assert not failures(cases, outcomes), f"\n{table(outcomes)}"
 
 
