@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.support.brokers import Served
+from tests.support.listener_example import RESULTS, SHORT_CHECKS
 from tests.support.ports import free_ports
 from tests.support.sql_bank import WAIT_S, delivered, open_halves, settled, wait_until
 
@@ -205,6 +206,20 @@ def test_the_worker_says_how_it_is_called(served: Served, tmp_path: Path) -> Non
     with started(served, tmp_path, script("worker.py")) as run:
         assert run.ended() == 1
     assert "sign-up" in run.said
+
+
+# --- the listener --------------------------------------------------------------------------------
+
+
+def test_the_listener_example_shows_what_became_of_each_message(tmp_path: Path) -> None:
+    with (
+        Served(tmp_path / "broker", conf=SHORT_CHECKS) as served,
+        started(served, tmp_path, script("transaction_listener.py")) as run,
+    ):
+        assert run.ended() == 0, run.said
+        assert run.lines[-len(RESULTS) :] == RESULTS, run.said
+        bodies = delivered(served, "TopicTest1234")
+        assert bodies == [b"Hello RocketMQ %d" % number for number in (1, 4, 7)]
 
 
 # --- twenty lines --------------------------------------------------------------------------------
