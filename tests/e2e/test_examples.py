@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.support.brokers import Server
+from tests.support.listener_example import RESULTS, SHORT_CHECKS
 from tests.support.ports import free_ports
 from tests.support.sql_bank import WAIT_S, delivered_bodies, open_halves, wait_until_settled
 from tests.support.waiting import wait_until
@@ -212,6 +213,20 @@ def test_the_worker_prints_its_usage(served: Server, tmp_path: Path) -> None:
     with run_example(served, tmp_path, script("worker.py")) as example:
         assert example.wait() == 1
     assert "sign-up" in example.output
+
+
+# --- the listener --------------------------------------------------------------------------------
+
+
+def test_the_listener_example_shows_what_became_of_each_message(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path / "broker", conf=SHORT_CHECKS) as served,
+        run_example(served, tmp_path, script("transaction_listener.py")) as example,
+    ):
+        assert example.wait() == 0, example.output
+        assert example.lines[-len(RESULTS) :] == RESULTS, example.output
+        bodies = delivered_bodies(served, "TopicTest1234")
+        assert bodies == [b"Hello RocketMQ %d" % number for number in (1, 4, 7)]
 
 
 # --- twenty lines --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The Python program of the README prints what its comments say; and its make targets exist."""
+"""Programs of the documentation, run as they stand: they print what their comments say."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.brokers import Server
 
 README = Path(__file__).parents[2] / "README.md"
+LISTENER = "### With a listener"  # the heading in docs/client.md
 
 
-def test_the_program_of_the_readme_prints_what_its_comments_say(tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+@pytest.mark.parametrize(("page", "heading"), [("README.md", ""), ("docs/client.md", LISTENER)])
+def test_a_program_of_the_documentation_prints_what_it_says(
+    page: str, heading: str, tmp_path: Path
+) -> None:
+    _, _, section = (README.parent / page).read_text().partition(heading or "# ")
+    [program, *_] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     with Server(tmp_path) as served:
         code = program.replace("127.0.0.1:9876", served.namesrv_address)
         assert code != program
-        result = subprocess.run(
+        run = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-    assert result.returncode == 0, result.stderr
+    assert run.returncode == 0, run.stderr
     prints = [line for line in code.splitlines() if line.lstrip().startswith("print")]
-    assert result.stdout.splitlines() == [line.split("# ")[1] for line in prints]
+    assert prints
+    assert run.stdout.splitlines() == [line.split("# ")[1] for line in prints]
 
 
 def test_every_make_target_in_the_readme_exists() -> None:

@@ -7,12 +7,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from escrowmq import (
+    LocalTransactionState,
     Message,
     Producer,
     ReceivedMessage,
@@ -21,7 +23,6 @@ from escrowmq import (
     Verdict,
     blocking,
 )
-from escrowmq.client.producer.checker import CheckerRegistry
 from tests.support.brokers import Server
 from tests.support.clients import WAIT_S
 from tests.support.waiting import wait_until_async
@@ -159,9 +160,8 @@ async def test_checks_beyond_the_limit_are_answered_with_unknown(
     served: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     may_return = asyncio.Event()
-    async with producer_in(served, "full") as producer:
-        # Private: a full registry needs 10,000 checks otherwise.
-        producer._checkers = CheckerRegistry("full", pending_max=1)
+    options = {"check_concurrency": 1, "check_request_hold_max": 1}
+    async with producer_in(served, "full", **options) as producer:
 
         @producer.checker("full")
         async def check(message: ReceivedMessage) -> Verdict:
@@ -172,9 +172,63 @@ async def test_checks_beyond_the_limit_are_answered_with_unknown(
             await leave_open(producer, Message("full", b"%d" % number))
         with caplog.at_level(logging.ERROR):
             await wait_until_async(lambda: producer.check_counts.overflowed > 0)
-        assert "answering UNKNOWN to another one" in caplog.text
+        assert "1 checks are waiting, answering UNKNOWN to another one" in caplog.text
         may_return.set()
         await wait_until_async(lambda: len(bodies(served, "full")) == 3)
+
+
+async def test_a_check_answered_with_rollback_or_unknown_is_a_warning(
+    served: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = {b"yes": [Verdict.COMMIT], b"no": [Verdict.UNKNOWN, Verdict.ROLLBACK]}
+    async with producer_in(served, "warned") as producer:
+
+        @producer.checker("warned")
+        async def check(message: ReceivedMessage) -> Verdict:
+            return answers[message.body].pop(0)
+
+        for body in answers:
+            await leave_open(producer, Message("warned", body, keys="k"))
+        await wait_until_async(lambda: not any(answers.values()))
+    warnings = [
+        record.getMessage().split(" id=")[0]
+        for record in caplog.records
+        if record.levelno == logging.WARNING and "topic=warned" in record.getMessage()
+    ]
+    assert warnings == ["check answered with UNKNOWN", "check answered with ROLLBACK"]
+
+
+# --- executors -----------------------------------------------------------------------------------
+
+
+async def test_checkers_run_in_the_executor_of_the_user_which_stays_open(served: Server) -> None:
+    threads: set[str] = set()
+
+    def check(message: ReceivedMessage) -> Verdict:
+        threads.add(threading.current_thread().name.split("_")[0])
+        return Verdict.COMMIT
+
+    with ThreadPoolExecutor(2, "my-checks") as executor:
+        async with producer_in(served, "own-executor", check_executor=executor) as producer:
+            producer.checker("own-executor")(check)
+            for number in range(3):
+                await leave_open(producer, Message("own-executor", b"%d" % number))
+            await wait_until_async(lambda: len(bodies(served, "own-executor")) == 3)
+        assert executor.submit(threading.current_thread).result().name.startswith("my-checks")
+    assert threads == {"my-checks"}
+
+
+async def test_an_executor_that_takes_no_work_makes_the_check_fail_with_an_answer(
+    served: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    async with producer_in(served, "shut-down", check_executor=executor) as producer:
+        producer.checker("shut-down")(lambda message: Verdict.COMMIT)
+        await leave_open(producer, Message("shut-down", b"x"))
+        await wait_until_async(lambda: producer.check_counts.failed > 0)
+        assert producer.check_counts.unknown == producer.check_counts.failed
+    assert "after shutdown" in caplog.text
 
 
 # --- listeners -----------------------------------------------------------------------------------
@@ -230,3 +284,53 @@ def test_a_blocking_listener_runs_the_local_transaction_in_the_calling_thread(
         crashed = producer.send_in_transaction(Message("listened-blocking", b"y"), "crash")
         assert isinstance(crashed.error, RuntimeError)
         asyncio.run(wait_until_async(lambda: bodies(served, "listened-blocking") == [b"x", b"y"]))
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Counts the calls that it has accepted and not finished."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        self.submitted = self.in_flight = self.in_flight_max = 0
+
+    def submit(self, *call: Any, **options: Any) -> Future[Any]:
+        self.submitted += 1
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        future = super().submit(*call, **options)
+        future.add_done_callback(self._count_finished)
+        return future
+
+    def _count_finished(self, _: Future[Any]) -> None:
+        self.in_flight -= 1
+
+
+class UndecidedListener(RecordingListener):
+    """Leaves every transaction open, and commits it at the check."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> Verdict | None:
+        return LocalTransactionState.UNKNOW
+
+    def check_local_transaction(self, message: ReceivedMessage) -> Verdict:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+
+def test_a_listener_is_called_for_one_check_at_a_time_as_by_rocketmqs_client(
+    served: Server,
+) -> None:
+    topic, count = "one-at-a-time", 6
+    with (
+        CountingExecutor() as executor,
+        blocking.TransactionProducer(
+            served.namesrv_address,
+            group=topic,
+            listener=UndecidedListener(),
+            check_executor=executor,
+            check_concurrency=1,
+        ) as producer,
+    ):
+        for number in range(count):
+            producer.send_in_transaction(Message(topic, b"%d" % number))
+        asyncio.run(wait_until_async(lambda: len(bodies(served, topic)) == count))
+    assert executor.submitted >= count
+    assert executor.in_flight_max == 1

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -117,6 +118,28 @@ def test_a_child_answers_checks_of_its_own_open_transactions(served: Server) -> 
             ) as consumer:
                 while consumer.receive().body != b"from the child":
                     pass
+
+        assert run_in_child(leave_open) == 0
+
+
+def test_a_child_answers_checks_although_the_threads_of_the_executor_are_gone(
+    served: Server,
+) -> None:
+    def commit(message: ReceivedMessage) -> Verdict:
+        return Verdict.COMMIT
+
+    topic = "executor-of-the-parent"
+    with (
+        ThreadPoolExecutor(1) as executor,
+        Producer(served.namesrv_address, group=topic, check_executor=executor) as producer,
+    ):
+        producer.checker(topic)(commit)
+        executor.submit(os.getpid).result()  # its only thread runs now, in this process
+
+        def leave_open() -> None:
+            producer.transaction(Message(topic, b"from the child")).__enter__()
+            assert receive(served, topic, 1) == [b"from the child"]
+            assert producer.check_counts.committed == 1
 
         assert run_in_child(leave_open) == 0
 
