@@ -282,9 +282,7 @@ JAVA: dict[str, Check] = {
     "transaction-group": whoever_sent_is_asked,
     "transaction-immunity": not_before_its_time,
 }
-TRANSACTIONS_OF_A = {
-    name: JAVA[name] for name in ("transaction", "transaction-check", "transaction-slow")
-}
+TRANSACTIONS = {name: JAVA[name] for name in ("transaction", "transaction-check")}
 
 
 def some(*names: str) -> dict[str, Check]:
@@ -297,10 +295,12 @@ TABLE: dict[str, dict[str, Check]] = {
     "A": some(
         "sync", "autocreate", "oneway", "big", "delay", "tags", "orderly", "broadcast", "retry"
     )
-    | TRANSACTIONS_OF_A,
+    | TRANSACTIONS
+    | {"transaction-slow": slow_but_once},
     "B": ORDINARY,
     "C": some("sync", "autocreate", "big", "tags", "retry"),
     "D": {**some("sync", "big", "delay", "tags", "broadcast", "retry"), "sharded": in_order},
+    "go-2.1.2": some("sync", "autocreate", "tags", "orderly", "retry") | TRANSACTIONS,
 }
 QUICK = {  # the rest is for `make interop`
     ("java-5.5.0", "sync"),

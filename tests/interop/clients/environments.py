@@ -21,6 +21,7 @@ from tests.interop import jars
 
 HERE = Path(__file__).parent
 JAVA = HERE / "java"
+GO = HERE / "go"
 MAKE_S = 600
 
 
@@ -87,6 +88,25 @@ def node(name: str, package: str) -> tuple[list[str], dict[str, str]]:
 
     home = _made(f"node-{name}-{_digest(package)}", make)
     return [interpreter], {"NODE_PATH": str(home / "node_modules")}
+
+
+def go() -> list[str]:
+    """Return the command that runs our driver of the Go client, compiled with its pinned modules."""
+    compiler = shutil.which("go")
+    if compiler is None:
+        raise Unavailable("Go is missing (no `go` on the path)")
+    sources = [GO / name for name in ("go.mod", "go.sum", "driver.go")]
+
+    def compile_driver(home: Path) -> None:
+        home.mkdir()
+        _run([compiler, "-C", str(GO), "mod", "download"])
+        try:
+            _run([compiler, "-C", str(GO), "build", "-mod=readonly", "-o", str(home / "driver")])
+        except Unavailable as error:  # our own fault, and no reason to skip anything
+            raise AssertionError(f"the driver does not compile: {error}") from error
+
+    home = _made(f"go-{_digest(*(source.read_text() for source in sources))}", compile_driver)
+    return [str(home / "driver")]
 
 
 def _made(name: str, make: Callable[[Path], None]) -> Path:

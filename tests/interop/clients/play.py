@@ -79,6 +79,13 @@ def _node(name: str, package: str) -> ThirdParty:
     return ThirdParty(name, prepare)
 
 
+def _go() -> ThirdParty:
+    def prepare() -> Command:
+        return Command(environments.go())
+
+    return ThirdParty("go-2.1.2", prepare)
+
+
 CLIENTS = {
     client.name: client
     for client in (
@@ -88,6 +95,7 @@ CLIENTS = {
         _python("B", "rocketmq==0.4.4"),
         _node("C", "rocketmq-nodejs@1.1.2"),
         _node("D", "ali-ons@3.12.0"),
+        _go(),
     )
 }
 
