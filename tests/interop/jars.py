@@ -55,6 +55,12 @@ def fetch(version: str) -> Path:
     return fetch_all(f"RocketMQ {version}", parts, _cache() / version)
 
 
+def fetch_spring_starter(version: str) -> Path:
+    """Return the folder with the Spring Boot starter and what it depends on. Raises Unavailable."""
+    starter = Artifact("org.apache.rocketmq", "rocketmq-spring-boot-starter", version)
+    return fetch_all(f"The starter {version}", [starter], _cache() / f"spring-{version}")
+
+
 def fetch_all(what: str, artifacts: Sequence[Artifact], home: Path) -> Path:
     """A folder in `home` with these, copied there if they are not yet. Raises Unavailable."""
     home.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,8 @@
 Each cell of client x scenario runs in a process of its own, against a broker of its own, and is
 judged by what arrived. Two clients of one kind are no proof of each other, so the columns differ
 in language, age and authors: Apache's Java clients of two generations, two C++ libraries behind
-Python (A, B), one behind Node.js (C), and one all in JavaScript (D).
+Python (A, B), one behind Node.js (C), one all in JavaScript (D), Apache's Go client, and the
+Spring Boot starter, which wraps a Java client of a third release.
 """
 
 from __future__ import annotations
@@ -300,6 +301,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "B": ORDINARY,
     "C": some("sync", "autocreate", "big", "tags", "retry"),
     "D": {**some("sync", "big", "delay", "tags", "broadcast", "retry"), "sharded": in_order},
+    "spring-2.3.5": some("sync", "tags", "orderly", "retry") | TRANSACTIONS,
     "go-2.1.2": some("sync", "autocreate", "tags", "orderly", "retry") | TRANSACTIONS,
 }
 QUICK = {  # the rest is for `make interop`
@@ -315,7 +317,7 @@ def cells() -> Iterator[Any]:
     for client, scenarios in TABLE.items():
         for scenario, check in scenarios.items():
             marks = [pytest.mark.slow]
-            if client.startswith("java"):
+            if client.startswith(("java", "spring")):
                 marks.append(pytest.mark.apache)
             if (client, scenario) not in QUICK:
                 marks.append(pytest.mark.nightly)

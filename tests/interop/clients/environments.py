@@ -21,6 +21,7 @@ from tests.interop import jars
 
 HERE = Path(__file__).parent
 JAVA = HERE / "java"
+SPRING = HERE / "spring"
 GO = HERE / "go"
 MAKE_S = 600
 
@@ -33,14 +34,23 @@ def java(version: str, main: str = "Driver") -> list[str]:
     """Apache's own client, or its tools: the command that runs our driver against its jars."""
     if reason := jars.find():
         raise Unavailable(reason)
+    return _java_driver(f"java-{version}", JAVA / f"{main}.java", lambda: jars.fetch(version))
+
+
+def spring(version: str) -> list[str]:
+    """Return the command that runs our driver of the Spring Boot starter."""
+    driver = SPRING / "SpringDriver.java"
+    return _java_driver(f"spring-{version}", driver, lambda: jars.fetch_spring_starter(version))
+
+
+def _java_driver(name: str, driver: Path, fetch_jars: Callable[[], Path]) -> list[str]:
     compiler = shutil.which("javac")
     if compiler is None:
-        raise Unavailable("Java can run but not compile (no `javac` on the path)")
+        raise Unavailable("Java is missing or cannot compile (no `javac` on the path)")
     try:
-        lib = jars.fetch(version)
+        lib = fetch_jars()
     except jars.Unavailable as error:
         raise Unavailable(str(error)) from error
-    driver = JAVA / f"{main}.java"
     source = hashlib.sha256(driver.read_bytes()).hexdigest()[:16]
 
     def compile_driver(home: Path) -> None:
@@ -50,9 +60,9 @@ def java(version: str, main: str = "Driver") -> list[str]:
         except Unavailable as error:  # our own fault, and no reason to skip anything
             raise AssertionError(f"the driver does not compile: {error}") from error
 
-    home = _made(f"java-{version}-{source}", compile_driver)
+    home = _made(f"{name}-{source}", compile_driver)
     quick = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"]
-    return ["java", *quick, "-cp", f"{lib}/*{os.pathsep}{home}", main]
+    return ["java", *quick, "-cp", f"{lib}/*{os.pathsep}{home}", driver.stem]
 
 
 def python(name: str, wanted: Sequence[str], library_of: str = "") -> list[str]:

@@ -79,6 +79,13 @@ def _node(name: str, package: str) -> ThirdParty:
     return ThirdParty(name, prepare)
 
 
+def _spring(version: str) -> ThirdParty:
+    def prepare() -> Command:
+        return Command(environments.spring(version))
+
+    return ThirdParty(f"spring-{version}", prepare)
+
+
 def _go() -> ThirdParty:
     def prepare() -> Command:
         return Command(environments.go())
@@ -95,6 +102,7 @@ CLIENTS = {
         _python("B", "rocketmq==0.4.4"),
         _node("C", "rocketmq-nodejs@1.1.2"),
         _node("D", "ali-ons@3.12.0"),
+        _spring("2.3.5"),
         _go(),
     )
 }
