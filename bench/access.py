@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.broker import ResultTable
 from bench.measure import Plan
 from bench.samples import directory
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.signing import Certificates, SignedClient
 
 COLUMNS = ("what", "messages/s", "CPU of the server for each", "to plain")
@@ -36,7 +36,7 @@ class Variant:
         conf: dict[str, object] = {} if tls is None else tls.conf()
         if signed:
             conf |= {"aclEnable": "true", "escrowAclFile": rules}
-        self._server = Served(path, conf=conf)
+        self._server = Server(path, conf=conf)
         self._keys = KEYS if signed else ("", "")
         self._tls: ssl.SSLContext | None = None if tls is None else tls.client()
 
@@ -55,7 +55,7 @@ class Variant:
         while time.monotonic() - began_s < seconds:
             self._client.socket.sendall(self._frames)
             for _ in range(WINDOW):
-                assert self._client.answer_code() == 0
+                assert self._client.next_response_code() == 0
             count += WINDOW
         elapsed_s = time.monotonic() - began_s
         return count / elapsed_s, (self._cpu_s() - cpu_s) / count * 1e6

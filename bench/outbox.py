@@ -42,7 +42,7 @@ from bench.measure import Plan
 from escrowmq import Message
 from escrowmq.blocking import Consumer, Producer
 from escrowmq.sql import Escrow
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.databases import Postgres
 
 THREADS = 8
@@ -70,7 +70,7 @@ outbox = Table(
 
 
 def lack() -> str:
-    return Postgres.lack()
+    return Postgres.unavailable_reason()
 
 
 # --- the two variants ----------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def rows(plan: Plan) -> ResultTable:
     results: dict[type[Variant], list[Measurement]] = {ByEscrow: [], ByOutbox: []}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        served = stack.enter_context(Served(directory))
+        served = stack.enter_context(Server(directory))
         server = stack.enter_context(Postgres(durable=True))
         engine = create_engine(server.new_database(), pool_size=2 * THREADS)
         stack.callback(engine.dispose)

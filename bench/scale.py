@@ -15,7 +15,7 @@ from bench.measure import Plan
 from bench.others import Latency, latency_of_others, own_mib
 from bench.servers import EscrowMQ, client, first_send_s, lay_topics
 from tests.interop.remoting import Client
-from tests.support.brokers import begin_pull
+from tests.support.brokers import start_pull
 
 PIPELINED = 200
 SETTINGS = {"escrowConnectionsMax": 11_000, "serverChannelMaxIdleTimeSeconds": 3600}
@@ -152,7 +152,7 @@ def groups(server: EscrowMQ, count: int) -> Iterator[None]:
         for number in range(count):
             line = stack.enter_context(client(server, timeout_s=120))
             join(line, f"bench-group-{number}")
-            begin_pull(line, "bench-groups", end, group=f"bench-group-{number}", wait_ms=600_000)
+            start_pull(line, "bench-groups", end, group=f"bench-group-{number}", wait_ms=600_000)
         yield
 
 

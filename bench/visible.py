@@ -14,7 +14,7 @@ from bench.measure import Plan
 from bench.samples import directory
 from bench.servers import EscrowMQ, client
 from tests.interop.remoting import COMMIT, Client
-from tests.support.brokers import begin_pull, next_answer
+from tests.support.brokers import next_response, start_pull
 
 COLUMNS = ("what", "p50", "p99", "goal")
 TOPIC, OTHERS = "bench-visible", "bench-others"
@@ -77,10 +77,10 @@ def _seconds(server: EscrowMQ) -> list[float]:
 
 def _one(producer: Client, consumer: Client, offset: int) -> float:
     half = producer.send_half(TOPIC, bytes(1024), {"UNIQ_KEY": f"visible-{offset}"})
-    begin_pull(consumer, TOPIC, offset)
+    start_pull(consumer, TOPIC, offset)
     began_s = time.perf_counter()
     producer.end_transaction(half, COMMIT, topic=TOPIC)
-    answer = next_answer(consumer)
+    answer = next_response(consumer)
     took_s = time.perf_counter() - began_s
     assert answer.code == 0, answer
     return took_s

@@ -23,9 +23,9 @@ from examples.bank.__main__ import MARKER_FILE, main
 from examples.bank.audit import audit, verdict_table
 from examples.bank.banks import BOB, SMITH, book_transfer, compare_banks, create_bank, open_bank
 from tests.support.ledgers import write_ledger
-from tests.support.spark_session import QUIET, ROOT, spark  # noqa: F401
+from tests.support.spark_session import IGNORED_WARNINGS, ROOT, spark  # noqa: F401
 
-pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
+pytestmark = [pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS]
 
 DEMO_S = 800
 

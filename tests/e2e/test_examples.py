@@ -17,9 +17,10 @@ from typing import IO
 import httpx
 import pytest
 
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.ports import free_ports
-from tests.support.sql_bank import WAIT_S, delivered, open_halves, settled, wait_until
+from tests.support.sql_bank import WAIT_S, delivered_bodies, open_halves, wait_until_settled
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -27,17 +28,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A broker that asks soon."""
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500, "transactionCheckMax": 1000}
-    with Served(tmp_path_factory.mktemp("examples"), conf=conf) as served:
+    with Server(tmp_path_factory.mktemp("examples"), conf=conf) as served:
         yield served
 
 
 class Started:
     """One of them, and every line that it has said."""
 
-    def __init__(self, served: Served, directory: Path, command: list[str], database: str) -> None:
+    def __init__(self, served: Server, directory: Path, command: list[str], database: str) -> None:
         self.lines: list[str] = []
         root = str(EXAMPLES.parent)
         path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
@@ -97,7 +98,7 @@ class Started:
 
 @contextmanager
 def started(
-    served: Served, directory: Path, *command: str, database: str = ""
+    served: Server, directory: Path, *command: str, database: str = ""
 ) -> Iterator[Started]:
     found = Started(served, directory, list(command), database or f"sqlite:///{directory / 'x.db'}")
     try:
@@ -134,19 +135,19 @@ def wait_until_open(address: str, server: Started) -> None:
 # --- the plain script ----------------------------------------------------------------------------
 
 
-def test_the_script_pays_what_it_can_and_nothing_else(served: Served, tmp_path: Path) -> None:
+def test_the_script_pays_what_it_can_and_nothing_else(served: Server, tmp_path: Path) -> None:
     for left in ("bob 70, smith 30", "bob 40, smith 60"):
         with started(served, tmp_path, script("plain_script.py")) as run:
             assert run.ended() == 0, run.said
         assert run.lines[-1] == left
-    settled(served)
-    assert delivered(served, "transfers") == [b"30", b"30"]
+    wait_until_settled(served)
+    assert delivered_bodies(served, "transfers") == [b"30", b"30"]
 
 
 # --- web services --------------------------------------------------------------------------------
 
 
-def test_the_fastapi_service_saves_and_announces_or_neither(served: Served, tmp_path: Path) -> None:
+def test_the_fastapi_service_saves_and_announces_or_neither(served: Server, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     command = ["-m", "uvicorn", "examples.fastapi_service:app", "--port", str(port)]
@@ -163,11 +164,11 @@ def test_the_fastapi_service_saves_and_announces_or_neither(served: Served, tmp_
         found = httpx.get(f"{address}/orders/{order_id}").json()
         assert service.ended(signal.SIGTERM) in (0, -signal.SIGTERM), service.said
     assert rows(tmp_path, "SELECT id FROM orders") == [order_id]
-    bodies = [json.loads(body) for body in delivered(served, "web-orders")]
+    bodies = [json.loads(body) for body in delivered_bodies(served, "web-orders")]
     assert bodies == [found] == [{"id": order_id, "item": "lamp", "count": 1}]
 
 
-def test_the_django_view_saves_and_announces_or_neither(served: Served, tmp_path: Path) -> None:
+def test_the_django_view_saves_and_announces_or_neither(served: Server, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     site, database = script("django_view.py"), str(tmp_path / "x.db")
@@ -181,13 +182,13 @@ def test_the_django_view_saves_and_announces_or_neither(served: Served, tmp_path
         assert httpx.post(f"{address}/orders", timeout=WAIT_S).status_code == 500
         assert httpx.get(f"{address}/orders").json() == {"orders": ["lamp"]}
         service.ended(signal.SIGINT)
-    assert delivered(served, "site-orders") == [b"lamp"]
+    assert delivered_bodies(served, "site-orders") == [b"lamp"]
 
 
 # --- the worker ----------------------------------------------------------------------------------
 
 
-def test_workers_perform_what_was_put_off_once(served: Served, tmp_path: Path) -> None:
+def test_workers_perform_what_was_put_off_once(served: Server, tmp_path: Path) -> None:
     guests = [f"guest-{number}@example.org" for number in range(8)]
     worker = script("worker.py")
     with started(served, tmp_path, worker, "sign-up", *guests) as run:
@@ -197,11 +198,11 @@ def test_workers_perform_what_was_put_off_once(served: Served, tmp_path: Path) -
     with started(served, tmp_path, worker, "work") as work:
         work.wait_for("welcomed", times=len(guests))
         assert work.ended(signal.SIGTERM) == 0, work.said
-    settled(served)
+    wait_until_settled(served)
     assert rows(tmp_path, "SELECT address FROM letter ORDER BY address") == guests
 
 
-def test_the_worker_says_how_it_is_called(served: Served, tmp_path: Path) -> None:
+def test_the_worker_says_how_it_is_called(served: Server, tmp_path: Path) -> None:
     with started(served, tmp_path, script("worker.py")) as run:
         assert run.ended() == 1
     assert "sign-up" in run.said
@@ -210,7 +211,7 @@ def test_the_worker_says_how_it_is_called(served: Served, tmp_path: Path) -> Non
 # --- twenty lines --------------------------------------------------------------------------------
 
 
-def test_it_comes_out_right_wherever_it_is_killed(served: Served, tmp_path: Path) -> None:
+def test_it_comes_out_right_wherever_it_is_killed(served: Server, tmp_path: Path) -> None:
     example = script("twenty_lines.py")
     with started(served, tmp_path, example) as before_commit:
         before_commit.wait_for("KILL ME NOW")
@@ -230,5 +231,5 @@ def test_it_comes_out_right_wherever_it_is_killed(served: Served, tmp_path: Path
             unharmed.press_enter()
         assert unharmed.ended() == 0, unharmed.said
     assert unharmed.lines[-1] == "paid [1, 2], shipped [1, 2]: they agree"
-    settled(served)
-    assert delivered(served, "twenty-orders") == [b"1", b"2"]
+    wait_until_settled(served)
+    assert delivered_bodies(served, "twenty-orders") == [b"1", b"2"]

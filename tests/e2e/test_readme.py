@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_readme_prints_what_it_says(tmp_path: Path) -> None:
     (shown,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         code = shown.replace("127.0.0.1:9876", served.namesrv_address)
         assert code != shown
         done = subprocess.run(

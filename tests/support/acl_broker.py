@@ -1,7 +1,7 @@
-"""A broker with access control, and its accounts.
+"""A broker with access control, its accounts and its rules.
 
-Tests attack each rule over the network. A refused request must have no effect, so they compare the
-end of the log before and after.
+Tests try to break each rule over the network. A refused request must have no effect, so the tests
+compare the end of the log before and after it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.interop.remoting import Answer
-from tests.support.brokers import Served
+from tests.interop.remoting import Response
+from tests.support.brokers import Server
 
 NO_PERMISSION = 16
 ADMIN = "operator-key", "operator-secret-1"
@@ -45,19 +45,22 @@ acls:
 
 def broker_with_acl(
     directory: Path, conf: dict[str, object] | None = None, **options: Any
-) -> Served:
+) -> Server:
+    """Return a server, not started, that enforces RULES."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "acl.yml").write_text(RULES)
-    access = {"aclEnable": "true", "escrowAclFile": directory / "acl.yml"}
-    return Served(directory, conf={**access, **(conf or {})}, **options)
+    acl_settings = {"aclEnable": "true", "escrowAclFile": directory / "acl.yml"}
+    return Server(directory, conf={**acl_settings, **(conf or {})}, **options)
 
 
-def assert_refused(answer: Answer) -> None:
-    assert answer.code == NO_PERMISSION, answer
+def assert_refused(response: Response) -> None:
+    """Assert that permission was denied, and that the remark does not reveal a secret."""
+    assert response.code == NO_PERMISSION, response
     for secret in SECRETS:
-        assert secret not in answer.remark
+        assert secret not in response.remark
 
 
 def send_fields(topic: str, properties: str = "") -> dict[str, str]:
-    keys = {"a": "g", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0", "h": "0"}
-    return {**keys, "i": properties, "j": "0", "k": "false", "m": "false"}
+    """Return the header of SEND_MESSAGE_V2, whose field names are single letters."""
+    fields = {"a": "g", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0", "h": "0"}
+    return {**fields, "i": properties, "j": "0", "k": "false", "m": "false"}

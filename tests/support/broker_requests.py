@@ -1,4 +1,4 @@
-"""A channel that records responses as values, and requests for a broker."""
+"""Requests for a broker, a channel that records its responses, and readers of its store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.remoting.requests import Body, Request, RequestHead
 from escrowmq.store.store import MessageStore
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.stores import HOST
 
 VERSION = 401
@@ -31,10 +31,10 @@ _opaques = itertools.count(1)
 
 
 class FakeChannel:
-    """Record what a broker responds, as values; `tests/unit/remoting` tests the encoders.
+    """Record the responses of a broker without encoding them; `tests/unit/remoting` tests encoders.
 
-    Like a real connection it drops responses to one-way requests, refuses a body that no frame can
-    hold, and compares and hashes by identity.
+    Like a real connection it drops responses to one-way requests, refuses a body that is too large
+    for a frame, and compares and hashes by identity.
     """
 
     def __init__(self, name: str = "127.0.0.1:40000") -> None:
@@ -43,7 +43,7 @@ class FakeChannel:
         self.peer_host = encode_host(address, int(port)) if address else HOST
         self.is_open = True
         self.oneway_requests: list[tuple[int, Header, bytes]] = []
-        self._answers: list[Answer] = []
+        self._responses: list[Response] = []
 
     def respond(
         self,
@@ -59,7 +59,7 @@ class FakeChannel:
         if len(body) > FRAME_LENGTH_MAX:
             raise LocalProtocolError("a frame cannot hold the response")
         fields = {} if header is None else encode_header(header)
-        self._answers.append(Answer(code, remark, fields, bytes(body)))
+        self._responses.append(Response(code, remark, fields, bytes(body)))
 
     def respond_send(
         self,
@@ -97,6 +97,8 @@ class FakeChannel:
         next_offset: int,
         min_offset: int,
         max_offset: int,
+        topic_sys_flag: int = 0,
+        group_sys_flag: int = 0,
         code: int = ResponseCode.SUCCESS,
         remark: str = "",
         slices: Sequence[Body] = (),
@@ -106,6 +108,8 @@ class FakeChannel:
             next_begin_offset=next_offset,
             min_offset=min_offset,
             max_offset=max_offset,
+            topic_sys_flag=topic_sys_flag,
+            group_sys_flag=group_sys_flag,
         )
         self.respond(request, header, code=code, remark=remark, body=b"".join(slices))
 
@@ -114,31 +118,50 @@ class FakeChannel:
             self.oneway_requests.append((code, fields, bytes(body)))
         return self.is_open
 
-    def answers(self) -> list[Answer]:
+    def responses(self) -> list[Response]:
         """Return the responses since the last call."""
-        answers, self._answers = self._answers, []
-        return answers
+        responses, self._responses = self._responses, []
+        return responses
 
-    def answer(self) -> Answer:
-        [answer] = self.answers()
-        return answer
+    def response(self) -> Response:
+        """Return the only response since the last call."""
+        [response] = self.responses()
+        return response
 
 
-def ask(
+class CalledChannel(FakeChannel):
+    """A client that receives requests. A test calls `on_response` with the response."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[tuple[int, Header, bytes, Any]] = []
+
+    def call(
+        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
+    ) -> bool:
+        self.calls.append((code, fields, bytes(body), on_response))
+        return self.is_open
+
+
+def new_request(
     code: int, fields: Header, body: bytes = b"", *, flag: int = 0, version: int = VERSION
 ) -> Request[Any]:
+    """Return a request with an opaque number that no other request has."""
     head = RequestHead(code=code, opaque=next(_opaques), flag=flag, version=version, fields=fields)
     return Request(head, body, JSON)
 
 
-def a_send(topic: str = "T", body: bytes = b"body", **changes: Any) -> Request[SendMessage]:
-    flag, version = changes.pop("one_way", 0), changes.pop("version", VERSION)
+def send_request(topic: str = "T", body: bytes = b"body", **changes: Any) -> Request[SendMessage]:
+    """Return a SEND_MESSAGE request. `changes` are header fields, `one_way` and `version`."""
+    flag = FLAG_ONEWAY if changes.pop("one_way", False) else 0
+    version = changes.pop("version", VERSION)
     fields = {"producer_group": "p", "topic": topic, "default_topic": "TBW102", "queue_id": 0}
     header = SendMessage(**{**fields, **changes})
-    return ask(RequestCode.SEND_MESSAGE, header, body, flag=flag, version=version)
+    return new_request(RequestCode.SEND_MESSAGE, header, body, flag=flag, version=version)
 
 
-def a_pull(topic: str = "T", queue_offset: int = 0, **changes: Any) -> Request[PullMessage]:
+def pull_request(topic: str = "T", queue_offset: int = 0, **changes: Any) -> Request[PullMessage]:
+    """Return a PULL_MESSAGE request that may be held. `changes` replaces header fields."""
     fields: dict[str, Any] = {
         "consumer_group": "g",
         "topic": topic,
@@ -150,18 +173,19 @@ def a_pull(topic: str = "T", queue_offset: int = 0, **changes: Any) -> Request[P
         "subscription": "*",
         "expression_type": "TAG",
     }
-    return ask(RequestCode.PULL_MESSAGE, PullMessage(**{**fields, **changes}))
+    return new_request(RequestCode.PULL_MESSAGE, PullMessage(**{**fields, **changes}))
 
 
-def stored(store: MessageStore, topic: str, queue_id: int = 0) -> list[StoredRecord]:
+def stored_records(store: MessageStore, topic: str, queue_id: int = 0) -> list[StoredRecord]:
+    """Return the records of one queue from the log."""
     return [
         record for record in store.records() if (record.topic, record.queue_id) == (topic, queue_id)
     ]
 
 
 def bodies(store: MessageStore, topic: str, queue_id: int = 0) -> list[bytes]:
-    return [bytes(record.body) for record in stored(store, topic, queue_id)]
+    return [bytes(record.body) for record in stored_records(store, topic, queue_id)]
 
 
-def properties_of(record: StoredRecord) -> dict[str, str]:
+def decoded_properties(record: StoredRecord) -> dict[str, str]:
     return decode_properties(record.properties)

@@ -1,10 +1,10 @@
-"""`escrowmq serve` as a real process: started on free ports, waited for, stopped, killed, reaped.
+"""Run `escrowmq serve` as a real process on free ports: start, stop, kill, freeze, reload.
 
-    with Served(tmp_path) as served:
-        with served.client() as client:
+    with Server(tmp_path) as server:
+        with server.client() as client:
             client.send("orders", b"1")
 
-Its files are small (SETTINGS), so that a test may look through all of them with `assert_clean`.
+Its files are small (SETTINGS), so that `assert_clean` can check all of them after each test.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Final
 
 from escrowmq.config import StoreConfig
 from escrowmq.store.check import CheckReport
-from tests.interop.remoting import RESPONSE, Answer, Client
+from tests.interop.remoting import RESPONSE, Client, Response
 from tests.support.ports import free_ports
 from tests.support.stores import assert_clean
 
 COMMAND: Final = Path(sys.executable).with_name("escrowmq")
-WAIT_S: Final = 20.0  # for anything that a healthy process does at once
+WAIT_S: Final = 20.0  # a healthy process responds, starts and stops within this time
 
 SETTINGS: Final = StoreConfig(
     segment_bytes=16 << 20, queue_file_bytes=2000, index_slots=1009, index_entries=5000
@@ -41,8 +41,8 @@ _CONF: Final = {
 }
 
 
-class NotStarted(Exception):
-    """It ended before it was ready."""
+class StartFailed(Exception):
+    """The process ended before it was ready."""
 
     def __init__(self, exit_code: int, errors: str) -> None:
         super().__init__(f"exit code {exit_code}:\n{errors}")
@@ -50,7 +50,7 @@ class NotStarted(Exception):
         self.errors = errors
 
 
-def begin_pull(
+def start_pull(
     client: Client,
     topic: str,
     queue_offset: int,
@@ -61,14 +61,17 @@ def begin_pull(
     wait_ms: int = 60_000,
     kind: str = "TAG",
 ) -> None:
-    """Ask for messages and do not wait; when this returns, the broker has read the request."""
+    """Send a pull request without waiting for the response; `next_response` returns it.
+
+    The broker has read the request when this returns.
+    """
     fields = {
         "consumerGroup": group,
         "topic": topic,
         "queueId": queue_id,
         "queueOffset": queue_offset,
         "maxMsgNums": 32,
-        "sysFlag": 6,  # wait if there is nothing; the subscription travels with it
+        "sysFlag": 6,  # hold the request if there is no message; it contains the subscription
         "commitOffset": 0,
         "suspendTimeoutMillis": wait_ms,
         "subscription": subscription,
@@ -76,21 +79,24 @@ def begin_pull(
         "expressionType": kind,
     }
     client.send_request(11, fields, b"", flag=0)
-    client.max_offset(topic, queue_id)  # lines are read in order
+    client.max_offset(topic, queue_id)  # the requests of one connection are read in order
 
 
-def next_answer(client: Client) -> Answer:
-    """The next answer to something that was begun."""
+def next_response(client: Client) -> Response:
+    """Wait for the next response on this connection, for example to `start_pull`."""
     while True:
-        header, body = client.unasked.pop(0) if client.unasked else client.receive_frame()
+        header, body = client.next_frame()
         if header["flag"] & RESPONSE:
-            return Answer(
+            return Response(
                 header["code"], header.get("remark") or "", header.get("extFields") or {}, body
             )
 
 
-class Served:
-    """One server and its directory. `conf` are lines of its broker.conf, by RocketMQ's names."""
+class Server:
+    """A server process and its directory. `conf` has settings of broker.conf by RocketMQ's names.
+
+    Leaving the `with` block stops the process; after an exception it is killed.
+    """
 
     def __init__(
         self,
@@ -100,25 +106,25 @@ class Served:
         conf: Mapping[str, object] | None = None,
         wait_s: float = WAIT_S,
     ) -> None:
-        self._wait_s = wait_s  # for a start or a stop
+        self._wait_s = wait_s  # limit for a start or a stop
         self.directory = directory
         self.data = directory / "data"
         self._role = role
         self._process: subprocess.Popen[bytes] | None = None
-        self._said = b""
+        self._startup_output = b""
         broker_port, namesrv_port = free_ports(2)
         self.address = f"127.0.0.1:{broker_port}"
         self.namesrv_address = f"127.0.0.1:{namesrv_port}"
         directory.mkdir(parents=True, exist_ok=True)
-        lines = {**_CONF, **(conf or {})}
+        settings = {**_CONF, **(conf or {})}
         self.conf = directory / "broker.conf"
-        self.conf.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        self.conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         self.arguments = [
             *("-c", str(self.conf), "--data", str(self.data), "--role", role),
             *("--port", str(broker_port), "--namesrv-port", str(namesrv_port)),
         ]
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> Server:
         self.start()
         return self
 
@@ -138,18 +144,18 @@ class Served:
     def client(self, *, timeout_s: float = WAIT_S) -> Client:
         return Client(self.address, timeout_s=timeout_s)
 
-    def name_client(self) -> Client:
+    def namesrv_client(self) -> Client:
         return Client(self.namesrv_address, timeout_s=WAIT_S)
 
     @property
     def errors(self) -> str:
-        """What it wrote to standard error since its last start: the log."""
+        """The log: what the process wrote to standard error since its last start."""
         return (self.directory / "serve.err").read_text()
 
     @property
-    def said(self) -> str:
-        """What it wrote to standard output until it was ready."""
-        return self._said.decode()
+    def startup_output(self) -> str:
+        """What the process wrote to standard output until it was ready."""
+        return self._startup_output.decode()
 
     @property
     def is_alive(self) -> bool:
@@ -160,17 +166,17 @@ class Served:
         assert self._process is not None
         return self._process.pid
 
-    def forget(self) -> None:
-        """It ended by itself, or never began: it can be started again."""
+    def forget_exited(self) -> None:
+        """Allow another start after the process ended by itself or failed to start."""
         self._process = None
 
-    def bury(self) -> None:
-        """It was killed by somebody else: it can be started again."""
+    def reap_killed(self) -> None:
+        """Allow another start after a fault injection killed the process."""
         self._reap(signal.SIGKILL)
 
     def start(self) -> None:
-        """Return when it is ready. Raises NotStarted."""
-        assert self._process is None, "it runs already"
+        """Start the process and wait until it is ready. Raises StartFailed."""
+        assert self._process is None, "the server is already running"
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ESCROWMQ_")
         }
@@ -182,17 +188,17 @@ class Served:
                 cwd=self.directory,
                 env={**environment, "HOME": str(self.directory)},
             )
-        self._said = b""
+        self._startup_output = b""
         deadline_s = time.monotonic() + self._wait_s
         try:
-            while b"Try it" not in self._said or not self._said.endswith(b"\n"):
-                self._read_more(deadline_s)
+            while b"Try it" not in self._startup_output or not self._startup_output.endswith(b"\n"):
+                self._read_output(deadline_s)
         except BaseException:
             self._reap(signal.SIGKILL)
             raise
 
     def stop(self) -> None:
-        """As an operator stops it; it must have ended well."""
+        """Stop the process as an operator does, and assert that it exits with code 0."""
         code = self._reap(signal.SIGTERM)
         assert code == 0, f"exit code {code}:\n{self.errors}"
 
@@ -203,19 +209,19 @@ class Served:
         self.stop()
         self.start()
 
-    def hang_up(self) -> None:
-        """Ask it to read its configuration again."""
+    def reload(self) -> None:
+        """Tell the process to read its configuration again."""
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)
 
     def terminate(self) -> None:
-        """Ask it to stop, and do not wait; `stop` does that."""
+        """Tell the process to stop, without waiting; `stop` waits."""
         assert self._process is not None
         self._process.terminate()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """It does nothing meanwhile; what is sent to it then, it finds all at once."""
+        """Suspend the process. When it resumes, everything sent meanwhile arrives at once."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -224,26 +230,27 @@ class Served:
             self._process.send_signal(signal.SIGCONT)
 
     def assert_clean(self) -> CheckReport:
-        """Once it is stopped: nothing is damaged, and nobody holds the directory."""
-        assert self._process is None, "it still runs"
+        """Assert that the stopped server left no damage and no lock on its directory."""
+        assert self._process is None, "the server is still running"
         return assert_clean(self.data, SETTINGS)
 
-    def _read_more(self, deadline_s: float) -> None:
+    def _read_output(self, deadline_s: float) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        left_s = deadline_s - time.monotonic()
-        readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, left_s))
+        remaining_s = deadline_s - time.monotonic()
+        readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, remaining_s))
         if not readable:
             raise TimeoutError(f"not ready after {self._wait_s} s:\n{self.errors}")
         chunk = os.read(self._process.stdout.fileno(), 4096)
         if not chunk:
-            raise NotStarted(self._process.wait(WAIT_S), self.errors)
-        self._said += chunk
+            raise StartFailed(self._process.wait(WAIT_S), self.errors)
+        self._startup_output += chunk
 
-    def _reap(self, number: signal.Signals) -> int:
+    def _reap(self, ending: signal.Signals) -> int:
+        """Send a signal that ends the process, wait for it, and return its exit code."""
         process, self._process = self._process, None
         assert process is not None
-        process.send_signal(number)
+        process.send_signal(ending)
         try:
             return process.wait(self._wait_s)
         except subprocess.TimeoutExpired:

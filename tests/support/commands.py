@@ -1,4 +1,4 @@
-"""Run `escrowmq …` in this process, which is faster than a process each, or on a terminal."""
+"""Run `escrowmq …` in this process, which is faster than starting one, or on a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CommandResult(NamedTuple):
 
 
 def run(*arguments: str, stdin: bytes = b"") -> CommandResult:
-    """Run a command in this process. Standard input is not a terminal, so nothing is confirmed."""
+    """Run a command in this process. Standard input is not a terminal: no prompt appears."""
     out, err = io.StringIO(), io.StringIO()
     saved = sys.argv, sys.stdin
     sys.argv = ["escrowmq", *arguments]
@@ -59,7 +59,7 @@ def run_on_terminal(*arguments: str, answer: str = "") -> str:
         while chunk := os.read(controller, 4096):
             screen += chunk
     except OSError:
-        pass  # Linux reports the end of the other side as an error
+        pass  # Linux reports the end of a pseudo-terminal as an error
     finally:
         os.close(controller)
     process.wait(WAIT_S)

@@ -1,10 +1,10 @@
-"""PostgreSQL and MariaDB servers for tests: real processes on loopback, each in its own directory.
+"""Run PostgreSQL and MariaDB servers as processes on loopback, each in its own directory.
 
     with Postgres() as server:
         engine = create_engine(server.new_database())
 
-`lack()` returns why a server cannot be started here, or an empty text. Neither runs as root: root
-starts them as the user that Debian's package creates.
+Neither server runs as root. If the tests do, the servers run as the user that Debian's package
+creates.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
-import time
 from abc import abstractmethod
 from itertools import count
 from pathlib import Path
@@ -27,18 +25,18 @@ import psycopg
 import pymysql
 
 from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 START_S = 180.0
 STOP_S = 30.0
-POLL_S = 0.05
 
 
 class DatabaseServer:
     """A server that runs inside a `with` block. Its files are deleted at the end."""
 
-    user: ClassVar[str]  # runs the server if the test runs as root
+    user: ClassVar[str]  # the server's user if the tests run as root
     programs: ClassVar[tuple[str, ...]]
-    folders: ClassVar[tuple[str, ...]] = ()  # where the programs are, if not on the path
+    folders: ClassVar[tuple[str, ...]] = ()  # folders to search before the path
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -47,7 +45,8 @@ class DatabaseServer:
         self.port = free_ports(1)[0]
 
     @classmethod
-    def lack(cls) -> str:
+    def unavailable_reason(cls) -> str:
+        """Return why the server cannot be started on this machine, or an empty text."""
         for name in cls.programs:
             if cls._find(name) is None:
                 return f"{name} is not installed: `make databases`"
@@ -69,7 +68,7 @@ class DatabaseServer:
         try:
             self._initialize()
             self._process = self._start(self._command())
-            self._wait()
+            wait_until(self._is_ready, self._log, timeout_s=START_S)
         except BaseException:
             self._end()
             raise
@@ -107,21 +106,19 @@ class DatabaseServer:
 
     def _run(self, command: list[str]) -> None:
         code = self._start(command).wait(START_S)
-        assert code == 0, (self.directory / "log").read_text()
+        assert code == 0, self._log()
 
-    def _wait(self) -> None:
-        """Wait until the server responds."""
+    def _is_ready(self) -> bool:
         assert self._process is not None
-        deadline_s = time.monotonic() + START_S
-        while True:
-            try:
-                self.execute("SELECT 1")
-                return
-            except (psycopg.OperationalError, pymysql.err.OperationalError):
-                ended = self._process.poll() is not None
-                if ended or time.monotonic() > deadline_s:
-                    raise AssertionError((self.directory / "log").read_text()) from None
-                threading.Event().wait(POLL_S)
+        assert self._process.poll() is None, self._log()
+        try:
+            self.execute("SELECT 1")
+        except (psycopg.OperationalError, pymysql.err.OperationalError):
+            return False
+        return True
+
+    def _log(self) -> str:
+        return (self.directory / "log").read_text()
 
     def _end(self) -> None:
         if self._process is not None:
@@ -178,7 +175,7 @@ class Postgres(DatabaseServer):
         return f"postgresql+psycopg://escrow@127.0.0.1:{self.port}/{self._new_name()}"
 
 
-class Maria(DatabaseServer):
+class MariaDB(DatabaseServer):
     """A MariaDB server."""
 
     user = "mysql"

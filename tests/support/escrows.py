@@ -1,9 +1,11 @@
-"""A broker on a disk in memory, for tests of transactions. The test moves clock and flushes.
+"""A test bench for transactions: a broker on a disk in memory, and requests for it.
 
-bench = EscrowBench()
-half = bench.park("k1")
-assert bench.end(half, COMMIT).code == 0
-assert bench.bodies() == [b"k1"]
+    bench = EscrowBench()
+    half = bench.park("k1")
+    assert bench.end(half, COMMIT).code == 0
+    assert bench.bodies() == [b"k1"]
+
+The test moves the clock and flushes the log.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
-from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_send, ask
+from tests.interop.remoting import Response
+from tests.support.broker_requests import FakeChannel, new_request, send_request
 from tests.support.stores import HOST, NOW_MS
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -66,6 +68,10 @@ SETTINGS = StoreConfig(
     index_entries=2000,
     message_bytes_max=1 << 19,
 )
+# Segments that a few records fill, for tests that delete segments.
+SMALL_SEGMENTS = StoreConfig(
+    segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
+)
 ESCROW = TransactionConfig(immunity_ms=6_000, check_interval_ms=30_000, checks_max=3)
 
 
@@ -77,7 +83,7 @@ class HalfPosition(NamedTuple):
 
 
 class EscrowBench:
-    """A broker and a channel to it. With `sync` responses wait for `flush()`, the group commit."""
+    """A broker and a channel to it. With `sync`, responses wait for `flush()`, the group commit."""
 
     def __init__(
         self,
@@ -94,6 +100,7 @@ class EscrowBench:
         self.piece_bytes = piece_bytes
         self.now_ms = now_ms
         self.store = MessageStore.open(self.disk, settings, store_host=HOST)
+        # The end of the log that a callback waits for, and the callback.
         self._waiting: list[tuple[int, Callable[[StoreError | None], None]]] = []
         self.broker = Broker(
             self.disk,
@@ -139,11 +146,13 @@ class EscrowBench:
         self.turn()  # callbacks may have added records
 
     def turn(self, *requests: Request[Any], channel: FakeChannel | None = None) -> None:
+        """Let the broker handle requests and end its turn, which appends their records."""
         for request in requests:
             self.broker.handle(channel or self.channel, request, self.now_ms)
         self.broker.end_turn(self.now_ms)
 
     def tick(self, after_ms: int = 0) -> None:
+        """Move the clock and run the broker's periodic work."""
         self.now_ms += after_ms
         self.broker.tick(self.now_ms)
         self.turn()
@@ -169,11 +178,16 @@ class EscrowBench:
         return self.reopen(self.disk)
 
     def killed(self, *, with_snapshot: bool = True) -> EscrowBench:
-        """Kill the process and start again: everything that was written is there."""
+        """Kill the process and start again. Everything that was written survives."""
         self.store.abandon()
         if not with_snapshot and self.disk.exists("escrowmq.escrow"):
             self.disk.remove("escrowmq.escrow")
         return self.reopen(self.disk)
+
+    def save_snapshot(self) -> None:
+        """Save the coordinator's snapshot of everything so far."""
+        self.store.flush()
+        self.broker.transactions.save(force=True)
 
     def power_cut(self, survival: Survival = "none", seed: int = 0) -> EscrowBench:
         disk = self.disk.power_cut(Random(seed), survival)
@@ -181,7 +195,7 @@ class EscrowBench:
         return self.reopen(disk)
 
     def truncated(self, log_offset: int) -> EscrowBench:
-        """Cut the power during a write and start again: the log ends at `log_offset`."""
+        """Cut the power during a write and start again with a log that ends at `log_offset`."""
         disk, end = self.disk.power_cut(Random(0), "all"), self.store.end
         for base, _ in self.store.log_files():
             begin = max(base, log_offset)
@@ -193,7 +207,10 @@ class EscrowBench:
         return self.reopen(disk)
 
     def remove_log_file(self) -> bool:
-        """Delete the oldest segment as the server does. False if it is needed, or the only one."""
+        """Delete the oldest segment as the server does.
+
+        Return False if it is needed or the only one.
+        """
         end = self.store.begin + self.settings.segment_bytes
         self.store.checkpoint()
         if end >= self.store.end:
@@ -214,37 +231,40 @@ class EscrowBench:
     # --- requests --------------------------------------------------------------------------------
 
     def park(self, key: str, **changes: Any) -> HalfPosition:
+        """Send a half. `changes` are those of `half_request`, and `channel`."""
         channel = changes.pop("channel", None) or self.channel
-        self.turn(a_half(key, **changes), channel=channel)
+        self.turn(half_request(key, **changes), channel=channel)
         if self.sync:
             self.flush()
-        return position_of(channel.answer())
+        return position_of(channel.response())
 
-    def end(self, position: tuple[int, int], verdict: int, **changes: Any) -> Answer:
+    def end(self, position: tuple[int, int], verdict: int, **changes: Any) -> Response:
+        """Send an end. `changes` are those of `end_request`, and `channel`."""
         channel = changes.pop("channel", None) or self.channel
-        self.turn(an_end(position, verdict, **changes), channel=channel)
+        self.turn(end_request(position, verdict, **changes), channel=channel)
         if self.sync:
             self.flush()
-        return channel.answer()
+        return channel.response()
 
-    def request(self, request: Request[Any], channel: FakeChannel | None = None) -> Answer:
+    def request(self, request: Request[Any], channel: FakeChannel | None = None) -> Response:
+        """Send a request and return the response."""
         self.turn(request, channel=channel)
         if self.sync:
             self.flush()
-        return (channel or self.channel).answer()
+        return (channel or self.channel).response()
 
     def register(self, writer: str = "w") -> WriterState:
-        return writer_state(self.request(a_registration(writer)))
+        return writer_state(self.request(register_writer_request(writer)))
 
     def heartbeat(self, channel: FakeChannel, *groups: str) -> None:
-        self.turn(a_heartbeat(channel, *groups), channel=channel)
-        channel.answers()
+        self.turn(heartbeat_request(channel, *groups), channel=channel)
+        channel.responses()
 
     def disconnect(self, channel: FakeChannel) -> None:
         channel.is_open = False
         self.broker.channel_closed(channel)
 
-    # --- what tests look at ----------------------------------------------------------------------
+    # --- what tests observe ----------------------------------------------------------------------
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[StoredRecord]:
         """Return the messages of a queue as a consumer reads them."""
@@ -266,9 +286,10 @@ class EscrowBench:
         return [bytes(record.body) for record in self.messages(topic, queue_id)]
 
     def state(self, position: tuple[int, int]) -> str:
-        answer = self.end(position, UNKNOWN)
-        assert answer.code == 0, answer.remark
-        return answer.ext_fields["state"]
+        """Return the transaction state that the broker sends in response to UNKNOWN."""
+        response = self.end(position, UNKNOWN)
+        assert response.code == 0, response.remark
+        return response.ext_fields["state"]
 
     def state_in_memory(self, position: tuple[int, int]) -> str:
         """Return the state without a request."""
@@ -279,17 +300,20 @@ class EscrowBench:
         return "none" if state is None else state.text
 
     def cursors(self) -> tuple[int, int]:
-        """Return the half and op cursors that RocketMQ would find."""
+        """Return the half and op cursors as RocketMQ would read them."""
         half = self.broker.offsets.query(HALF_TOPIC, CURSOR_GROUP, 0)
         op = self.broker.offsets.query(OP_TOPIC, CURSOR_GROUP, 0)
         return half or 0, op or 0
 
 
-# --- requests and answers ------------------------------------------------------------------------
+# --- requests and responses ----------------------------------------------------------------------
 
 
-def a_half(key: str, **changes: Any) -> Request[Any]:
-    """Return the send of a transactional producer. Unknown names become properties."""
+def half_request(key: str, **changes: Any) -> Request[Any]:
+    """Return the send of a transactional producer.
+
+    `changes` are `body`, `group` and fields of the send; all others become properties.
+    """
     fields = {
         name: changes.pop(name)
         for name in ("topic", "queue_id", "flag", "sys_flag", "born_timestamp", "one_way")
@@ -300,10 +324,10 @@ def a_half(key: str, **changes: Any) -> Request[Any]:
     properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key, **changes}
     text = encode_properties({k: v for k, v in properties.items() if v}).decode()
     fields = {"sys_flag": 4, "topic": "T", **fields}
-    return a_send(body=body, producer_group=group, properties=text, **fields)
+    return send_request(body=body, producer_group=group, properties=text, **fields)
 
 
-def an_end(position: tuple[int, int], verdict: int, **changes: Any) -> Request[Any]:
+def end_request(position: tuple[int, int], verdict: int, **changes: Any) -> Request[Any]:
     one_way = changes.pop("one_way", False)
     fields = EndTransaction(
         producer_group=changes.pop("group", "p"),
@@ -312,25 +336,27 @@ def an_end(position: tuple[int, int], verdict: int, **changes: Any) -> Request[A
         commit_or_rollback=verdict,
         from_transaction_check=changes.pop("check", False),
     )
-    return ask(RequestCode.END_TRANSACTION, fields, flag=FLAG_ONEWAY if one_way else 0)
+    return new_request(RequestCode.END_TRANSACTION, fields, flag=FLAG_ONEWAY if one_way else 0)
 
 
-def an_end_of_many(
+def end_many_request(
     positions: list[tuple[int, int]], verdict: int, *, group: str = "p"
 ) -> Request[Any]:
     fields = EndTransactions(producer_group=group, commit_or_rollback=verdict)
-    return ask(RequestCode.END_TRANSACTIONS, fields, encode_body(HalfPositions(halves=positions)))
+    return new_request(
+        RequestCode.END_TRANSACTIONS, fields, encode_body(HalfPositions(halves=positions))
+    )
 
 
-def a_registration(writer: str = "w") -> Request[Any]:
-    return ask(RequestCode.REGISTER_WRITER, RegisterWriter(writer=writer))
+def register_writer_request(writer: str = "w") -> Request[Any]:
+    return new_request(RequestCode.REGISTER_WRITER, RegisterWriter(writer=writer))
 
 
-def a_writer_query(writer: str = "w") -> Request[Any]:
-    return ask(RequestCode.QUERY_WRITER, WriterHeader(writer=writer))
+def query_writer_request(writer: str = "w") -> Request[Any]:
+    return new_request(RequestCode.QUERY_WRITER, WriterHeader(writer=writer))
 
 
-def a_batch_decision(
+def decide_batch_request(
     batch: int,
     fence: int,
     winners: list[tuple[str, int]],
@@ -339,29 +365,38 @@ def a_batch_decision(
     last: bool = False,
 ) -> Request[Any]:
     fields = DecideBatch(writer=writer, batch=batch, fence=fence, last=last)
-    named = [WinningAttempt(attempt=attempt, count=count) for attempt, count in winners]
-    return ask(RequestCode.DECIDE_BATCH, fields, encode_body(BatchWinners(winners=named)))
+    attempts = [WinningAttempt(attempt=attempt, count=count) for attempt, count in winners]
+    return new_request(
+        RequestCode.DECIDE_BATCH, fields, encode_body(BatchWinners(winners=attempts))
+    )
 
 
-def a_heartbeat(channel: FakeChannel, *groups: str) -> Request[Any]:
+def heartbeat_request(channel: FakeChannel, *groups: str) -> Request[Any]:
     producers = [ProducerEntry(group_name=group) for group in groups]
-    beat = Heartbeat(client_id=f"client of {channel.address}", producer_data_set=producers)
-    return ask(RequestCode.HEART_BEAT, Header(), encode_body(beat))
+    heartbeat = Heartbeat(client_id=f"client of {channel.address}", producer_data_set=producers)
+    return new_request(RequestCode.HEART_BEAT, Header(), encode_body(heartbeat))
 
 
-def an_unregistration(channel: FakeChannel, group: str) -> Request[Any]:
+def unregister_request(channel: FakeChannel, group: str) -> Request[Any]:
     fields = UnregisterClient(client_id=f"client of {channel.address}", producer_group=group)
-    return ask(RequestCode.UNREGISTER_CLIENT, fields)
+    return new_request(RequestCode.UNREGISTER_CLIENT, fields)
 
 
-def position_of(answer: Answer) -> HalfPosition:
-    assert answer.code == 0, answer.remark
-    _, log_offset = decode_offset_id(answer.ext_fields["msgId"])
-    return HalfPosition(int(answer.ext_fields["queueOffset"]), log_offset)
+def position_of(response: Response) -> HalfPosition:
+    """Return the position of a half from the response to its send."""
+    assert response.code == 0, response.remark
+    _, log_offset = decode_offset_id(response.ext_fields["msgId"])
+    return HalfPosition(int(response.ext_fields["queueOffset"]), log_offset)
+
+
+def fill_segments(bench: EscrowBench) -> None:
+    """Fill several small segments with transactions that are rolled back."""
+    for number in range(40):
+        bench.end(bench.park(f"other {number}", body=b"x" * 200), ROLLBACK)
 
 
 def append_final_without_op(bench: EscrowBench, half: Half) -> None:
-    """Leave the log as a crash between the final and the op of a commit leaves it."""
+    """Append the final of a commit without its op, as a crash between the two leaves the log."""
     decision = bench.coordinator.decide(
         half.queue_offset,
         half.log_offset,
@@ -375,13 +410,13 @@ def append_final_without_op(bench: EscrowBench, half: Half) -> None:
     bench.store.append([final], now_ms=NOW_MS)
 
 
-def writer_state(answer: Answer) -> WriterState:
-    assert answer.code == 0, answer.remark
-    return decode_body(WriterState, answer.body)
+def writer_state(response: Response) -> WriterState:
+    assert response.code == 0, response.remark
+    return decode_body(WriterState, response.body)
 
 
 def sent_checks(channel: FakeChannel) -> list[tuple[str, HalfPosition]]:
-    """Return key and position of the checks sent to a channel since the last call."""
+    """Return the key and the position of each check sent to a channel since the last call."""
     checks = []
     for code, fields, _ in channel.oneway_requests:
         if code == RequestCode.CHECK_TRANSACTION_STATE:

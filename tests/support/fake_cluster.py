@@ -1,12 +1,12 @@
-"""A name server and brokers on loopback that respond as a test says, for what no healthy broker
-does: a status other than SEND_OK, a response that is lost, one that takes long.
+"""A name server and brokers on loopback that misbehave as a test needs it: a status other than
+SEND_OK, a lost response, a late response.
 
     async with FakeCluster("a", "b") as cluster:
         cluster["a"].responders[RequestCode.SEND_MESSAGE_V2] = no_response
         async with Producer(cluster.address, group="g") as producer: ...
 
-They use `escrowmq.remoting` over real sockets. Unless a test changes it, a broker stores what is
-sent to it, accepts every end, and does not know EscrowMQ's own requests, like a RocketMQ broker.
+They use `escrowmq.remoting` over real sockets. By default a broker acknowledges every send and
+every end, and refuses EscrowMQ's own request codes, like a RocketMQ broker.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Responder = Callable[[Request[Any]], bytes | None]
 
 
 class FakeBroker:
-    """One broker. `responders` by request code replace its default behaviour."""
+    """One broker. `responders` replaces its default behaviour for a request code."""
 
     def __init__(self, name: str, queues: int = 4) -> None:
         self.name = name
-        self.queues = queues
+        self.queues = queues  # of every topic
         self.requests: list[Request[Any]] = []
         self.responders: dict[int, Responder] = {}
         self.transports: list[asyncio.Transport] = []
@@ -45,11 +45,11 @@ class FakeBroker:
         self._send_responses = SendResponseEncoder(store_host=encode_host("127.0.0.1", 1))
 
     def received(self, *codes: int) -> list[Request[Any]]:
-        """Return the requests with these codes."""
+        """Return the received requests with these codes."""
         return [request for request in self.requests if request.head.code in codes]
 
     def store_response(self, request: Request[Any], code: int = 0) -> bytes:
-        """Return the response for a stored message; `code` says how safely it is stored."""
+        """Return the response to a send. `code` is SUCCESS or says why it is less durable."""
         self._log_offset += 100
         queue_id = request.head.fields.queue_id
         queue_offset = self._log_offset // 100
@@ -157,8 +157,9 @@ class FakeCluster:
 
 
 def refuse_with(code: int, remark: str = "no") -> Responder:
+    """Return a responder that refuses every request."""
     return lambda request: encode_response(request, code=code, remark=remark)
 
 
 def no_response(request: Request[Any]) -> None:
-    """Never respond."""
+    """Do not respond to the request."""

@@ -1,10 +1,10 @@
-"""Channels for tests of tables that store channels and never write to them."""
+"""Peers for tests of tables that hold channels and never write to them."""
 
 from __future__ import annotations
 
 
 class FakePeer(str):
-    """A peer that is its own address, so that tests can compare it with a string."""
+    """A peer that equals its address, so that tests can compare it with a string."""
 
     __slots__ = ()
 

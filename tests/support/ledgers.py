@@ -1,12 +1,12 @@
-"""Ledgers and the databases that belong to them, with differences planted where we know.
+"""Ledgers and matching databases of two banks, with planted differences for `pipeline reconcile`.
 
     bank = Bank(directory, transactions=20_000, seed=1)
-    bank.planted       # (kind, transaction id)
-    bank.ledger        # what `pipeline ledger` must make of the log in bank.data
+    bank.expected_differences  # (kind, transaction id)
+    bank.ledger                # what `pipeline ledger` must make of the log in bank.data
 
-Two banks: Bob's has markers and what left, Smith's an inbox and what came. Group `shop` has no
-database here. Much of it is no difference but looks like one: messages that are under way, and a
-message that was delivered again where an inbox takes it once.
+Bob's bank has markers and sent transfers; Smith's has an inbox and received transfers. Group `shop`
+has no database here. Some cases only look like a difference and must not be reported: messages that
+are still on their way, and a message that was delivered twice but that an inbox accepts once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.support.ledger_logs import PEER, LifeLog
+from tests.support.ledger_logs import PEER, TransactionLog
 
 NOW_MS: Final = 1_790_000_000_000
 GRACE_MS: Final = 600_000
 OPEN_MS: Final = 3_600_000
 SPAN_MS: Final = 2 * 86_400_000
-ROWS_AT_ONCE: Final = 50_000
+CHUNK_ROWS: Final = 50_000
 
 FINAL = pa.struct(
     [
@@ -37,7 +37,7 @@ FINAL = pa.struct(
         ("queue_offset", pa.int64()),
     ]
 )
-MOMENT = pa.timestamp("us", tz="UTC")
+TIMESTAMP = pa.timestamp("us", tz="UTC")
 LEDGER: Final = pa.schema(
     [
         ("transaction_id", pa.string()),
@@ -47,13 +47,13 @@ LEDGER: Final = pa.schema(
         ("messages", pa.int32()),
         ("message_ids", pa.list_(pa.string())),
         ("brokers", pa.list_(pa.string())),
-        ("parked_at", MOMENT),
-        ("first_check", MOMENT),
-        ("last_check", MOMENT),
+        ("parked_at", TIMESTAMP),
+        ("first_check", TIMESTAMP),
+        ("last_check", TIMESTAMP),
         ("checks", pa.int32()),
         ("answered_by", pa.string()),
         ("outcome", pa.string()),
-        ("decided_at", MOMENT),
+        ("decided_at", TIMESTAMP),
         ("decided_by", pa.string()),
         ("decision_ms", pa.int64()),
         ("reason", pa.string()),
@@ -73,33 +73,34 @@ TABLES: Final = {
     ),
     "transfer": "transaction_id varchar(64), cents bigint, at_ms bigint",
 }
-# In this order, so that the first transactions have one of each, however few there are.
-PLANTS: Final = (
-    "lost",  # committed in the database, the ledger does not know it
+# The first transactions have these cases in this order, so that a small bank has each of them too.
+CASES: Final = (
+    "lost",  # committed in the database, not in the ledger
     "rolled back",  # committed in the database, rolled back at the broker
-    "cut short",  # two messages, one is there
-    "never delivered",  # committed at the broker, its message is nowhere
-    "no row",  # committed at the broker, no marker
-    "tombstone",  # committed at the broker, the database says it never was
+    "cut short",  # committed with two messages, of which one was delivered
+    "never delivered",  # committed at the broker, no message was delivered
+    "no row",  # committed at the broker, no marker in the database
+    "tombstone",  # committed at the broker, a tombstone in the database
     "no id",  # committed without TX_ID
-    "twice unguarded",  # delivered twice into a topic without an inbox
+    "twice without inbox",  # delivered twice to a topic that no inbox guards
     "twice booked",  # both databases have an inbox row for it
-    "no effect",
-    "ghost",  # rolled back, but it had an effect
+    "no effect",  # delivered, but the receiver has no row
+    "effect of rollback",  # rolled back, but the receiver has a row
     "stranded",
     "still open",
     "wrong amount",
-    # and what is no difference
-    "young row",
-    "young message",
-    "young open",
-    "young effect",
-    "twice guarded",
-    "two guarded",
+    # These are no differences.
+    "recent row",
+    "recent message",
+    "recent open",
+    "recent effect",
+    "twice with inbox",
+    "two, one twice with inbox",
     "other group",
 )
-UNSEEN: Final = ("no effect", "young effect", "lost", "never delivered", "young row")  # by Smith
-KIND_OF: Final = {
+# Smith's bank has no row for these.
+NOT_CONSUMED: Final = ("no effect", "recent effect", "lost", "never delivered", "recent row")
+DIFFERENCE_KINDS: Final = {
     "lost": ("row_without_message",),
     "rolled back": ("row_without_message",),
     "cut short": ("row_without_message",),
@@ -107,10 +108,10 @@ KIND_OF: Final = {
     "no row": ("message_without_row",),
     "tombstone": ("message_without_row",),
     "no id": ("message_without_row",),
-    "twice unguarded": ("delivered_twice",),
+    "twice without inbox": ("delivered_twice",),
     "twice booked": ("delivered_twice",),
     "no effect": ("consumed_without_effect",),
-    "ghost": ("message_without_row",),
+    "effect of rollback": ("message_without_row",),
     "stranded": ("stranded",),
     "still open": ("still_open",),
     "wrong amount": ("amount_differs",),
@@ -118,71 +119,72 @@ KIND_OF: Final = {
 
 
 class Bank:
-    """`planted` is what must be found, and nothing else."""
+    """Reconciliation must find exactly `expected_differences`."""
 
-    def __init__(self, directory: Path, *, transactions: int, seed: int, planted: bool = True):
+    def __init__(
+        self, directory: Path, *, transactions: int, seed: int, with_differences: bool = True
+    ):
         self.ledger = directory / "ledger"
         self.data = directory / "data"  # of its broker
         self.bob, self.smith = directory / "bob.db", directory / "smith.db"
-        self.planted: set[tuple[str, str]] = set()
-        self._choose = random.Random(seed)
-        self._plants = planted
+        self.expected_differences: set[tuple[str, str]] = set()
+        self._rng = random.Random(seed)
+        self._with_differences = with_differences
         databases = [sqlite3.connect(path) for path in (self.bob, self.smith)]
         for database in databases:
             for name, columns in TABLES.items():
                 database.execute(f"CREATE TABLE {name} ({columns})")
-        log = LifeLog(self.data)
-        for first in range(0, transactions, ROWS_AT_ONCE):
-            numbers = range(first, min(transactions, first + ROWS_AT_ONCE))
-            lives = [self._one(number) for number in numbers]
-            self._write(databases, lives)
-            for life in lives:
-                if life.is_known:
-                    log.add(life)
+        log = TransactionLog(self.data)
+        for first in range(0, transactions, CHUNK_ROWS):
+            numbers = range(first, min(transactions, first + CHUNK_ROWS))
+            chunk = [self._new_transaction(number) for number in numbers]
+            self._write(databases, chunk)
+            for transaction in chunk:
+                if transaction.is_in_ledger:
+                    log.add(transaction)
         log.close()
         for database in databases:
             database.commit()
             database.close()
 
-    def _one(self, number: int) -> Life:
-        plants = len(PLANTS)
-        is_planted = self._plants and (number < plants or self._choose.random() < 0.02)
-        plant = PLANTS[number % plants] if is_planted else ""
-        life = Life(number, plant, self._choose, str(self.data))
-        self.planted |= {(kind, life.id) for kind in KIND_OF.get(plant, ())}
-        return life
+    def _new_transaction(self, number: int) -> SampleTransaction:
+        is_special = self._with_differences and (number < len(CASES) or self._rng.random() < 0.02)
+        case = CASES[number % len(CASES)] if is_special else ""
+        transaction = SampleTransaction(number, case, self._rng, str(self.data))
+        kinds = DIFFERENCE_KINDS.get(case, ())
+        self.expected_differences |= {(kind, transaction.id) for kind in kinds}
+        return transaction
 
-    def _write(self, databases: list[sqlite3.Connection], lives: list[Life]) -> None:
+    def _write(self, databases: list[sqlite3.Connection], chunk: list[SampleTransaction]) -> None:
         bob, smith = databases
-        _insert(bob, "escrowmq_marker", (row for life in lives for row in life.markers()))
-        _insert(bob, "transfer", (row for life in lives for row in life.sent()))
-        _insert(smith, "escrowmq_inbox", (row for life in lives for row in life.inbox()))
-        _insert(smith, "transfer", (row for life in lives for row in life.received()))
+        _insert(bob, "escrowmq_marker", (row for tx in chunk for row in tx.markers()))
+        _insert(bob, "transfer", (row for tx in chunk for row in tx.sent()))
+        _insert(smith, "escrowmq_inbox", (row for tx in chunk for row in tx.inbox()))
+        _insert(smith, "transfer", (row for tx in chunk for row in tx.received()))
         _insert(
             bob,
             "escrowmq_inbox",
-            (row for life in lives if life.plant == "twice booked" for row in life.inbox()),
+            (row for tx in chunk if tx.case == "twice booked" for row in tx.inbox()),
         )
-        rows = [row for life in lives for row in life.ledger()]
-        write_ledger(self.ledger, rows)
+        write_ledger(self.ledger, [row for tx in chunk for row in tx.ledger()])
 
 
 def write_ledger(directory: Path, rows: list[dict[str, Any]]) -> None:
-    """One more file in each day."""
+    """Add a file with these rows to each day of a ledger."""
     table = pa.Table.from_pylist(rows, schema=LEDGER)
-    before = sum(1 for _ in directory.rglob("*.parquet")) if directory.exists() else 0
+    file_count = sum(1 for _ in directory.rglob("*.parquet")) if directory.exists() else 0
     pq.write_to_dataset(
         table,
         directory,
         partition_cols=["day"],
-        basename_template=f"part-{before}-{{i}}.parquet",
+        basename_template=f"part-{file_count}-{{i}}.parquet",
     )
 
 
 def ledger_row(transaction_id: str, at_ms: int, **changes: Any) -> dict[str, Any]:
     """Return a transaction of group `bank` that its producer committed 5 ms after `at_ms`, with one
     message in topic `transfers`. `changes` replaces columns."""
-    parked = _moment(at_ms)
+    parked = _utc(at_ms)
     columns = {
         "transaction_id": transaction_id,
         "marker_id": transaction_id,
@@ -197,7 +199,7 @@ def ledger_row(transaction_id: str, at_ms: int, **changes: Any) -> dict[str, Any
         "checks": 0,
         "answered_by": None,
         "outcome": "committed",
-        "decided_at": _moment(at_ms + 5),
+        "decided_at": _utc(at_ms + 5),
         "decided_by": "producer",
         "decision_ms": 5,
         "reason": None,
@@ -211,145 +213,149 @@ def ledger_row(transaction_id: str, at_ms: int, **changes: Any) -> dict[str, Any
 
 
 def _insert(database: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
-    marks = ", ".join("?" * {"escrowmq_marker": 5}.get(table, 3))
-    database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+    placeholders = ", ".join("?" * {"escrowmq_marker": 5}.get(table, 3))
+    database.executemany(f"INSERT INTO {table} VALUES ({placeholders})", rows)
 
 
-class Delivered(NamedTuple):
-    """A delivered message: which of the transaction's it is, and where it lies."""
+class FinalMessage(NamedTuple):
+    """A delivered message. `message_number` says which message of its transaction it is."""
 
-    of: int
+    message_number: int
     topic: str
     queue_offset: int
 
 
-class Life:
-    """One transaction, and what each side knows about it."""
+class SampleTransaction:
+    """A transaction, and the rows that each database and the ledger have about it."""
 
-    def __init__(self, number: int, plant: str, choose: random.Random, broker: str) -> None:
-        self.plant = plant
+    def __init__(self, number: int, case: str, rng: random.Random, broker: str) -> None:
+        self.case = case
         self.broker = broker
         self.number = number
-        self.id = f"escrow-{choose.getrandbits(128):032x}"
-        self.group = "shop" if plant == "other group" else "bank"
-        self.is_young = plant.startswith("young")
-        age = choose.randrange(0, GRACE_MS // 2) if self.is_young else 0
-        self.at_ms = NOW_MS - age
-        if not self.is_young:
-            self.at_ms -= choose.randrange(OPEN_MS + 1, SPAN_MS)
-        self.cents = choose.randrange(1, 100_000)
-        self.checks = choose.choice((0, 0, 0, 0, 0, 0, 1, 2))
-        self.latency_ms = 2000 * self.checks + choose.randrange(1, 400)
-        self.outcome = self._outcome(choose)
-        self.topics = self._topics(choose)
-        self.ids = [f"{number:08X}{place:04X}" for place in range(len(self.topics))]
-        if plant == "no id":
+        self.id = f"escrow-{rng.getrandbits(128):032x}"
+        self.group = "shop" if case == "other group" else "bank"
+        is_recent = case.startswith("recent")
+        age_range_ms = (0, GRACE_MS // 2) if is_recent else (OPEN_MS + 1, SPAN_MS)
+        self.at_ms = NOW_MS - rng.randrange(*age_range_ms)
+        self.cents = rng.randrange(1, 100_000)
+        self.checks = rng.choice((0, 0, 0, 0, 0, 0, 1, 2))
+        self.latency_ms = 2000 * self.checks + rng.randrange(1, 400)
+        self.outcome = self._outcome(rng)
+        self.topics = self._topics(rng)
+        self.ids = [f"{number:08X}{index:04X}" for index in range(len(self.topics))]
+        if case == "no id":
             self.id = self.ids[0]
 
-    def _outcome(self, choose: random.Random) -> str:
+    def _outcome(self, rng: random.Random) -> str:
         fixed = {
-            "": "rolled_back" if choose.random() < 0.08 else "committed",
+            "": "rolled_back" if rng.random() < 0.08 else "committed",
             "rolled back": "rolled_back",
-            "ghost": "rolled_back",
+            "effect of rollback": "rolled_back",
             "stranded": "stranded",
             "still open": "open",
-            "young open": "open",
+            "recent open": "open",
         }
-        return fixed.get(self.plant, "committed")
+        return fixed.get(self.case, "committed")
 
-    def _topics(self, choose: random.Random) -> list[str]:
+    def _topics(self, rng: random.Random) -> list[str]:
         fixed = {
-            "no id": ["transfers"],  # two would be two transactions: nothing holds them together
+            "no id": ["transfers"],  # without an id, two messages would be two transactions
             "cut short": ["receipts", "receipts"],
             "never delivered": ["transfers"],
-            "twice unguarded": choose.choice((["receipts"], ["transfers", "receipts"])),
-            "twice guarded": ["transfers"],
-            "two guarded": ["transfers", "receipts"],
+            "twice without inbox": rng.choice((["receipts"], ["transfers", "receipts"])),
+            "twice with inbox": ["transfers"],
+            "two, one twice with inbox": ["transfers", "receipts"],
         }
-        usual = choose.choices(
+        default = rng.choices(
             (["transfers"], ["transfers", "receipts"], ["transfers", "transfers"]), (95, 3, 2)
         )[0]
-        return fixed.get(self.plant, usual)
+        return fixed.get(self.case, default)
 
     @property
-    def is_known(self) -> bool:
-        return self.plant not in ("lost", "young row")
+    def is_in_ledger(self) -> bool:
+        return self.case not in ("lost", "recent row")
 
     def markers(self) -> Iterator[tuple[object, ...]]:
-        if self.plant in ("no row", "no id", "young message", "other group", "ghost"):
+        """Yield the marker row in the sender's database."""
+        if self.case in ("no row", "no id", "recent message", "other group", "effect of rollback"):
             return
-        if self.plant == "tombstone" or (
-            self.outcome == "rolled_back" and self.plant == "" and self.number % 3 == 0
+        if self.case == "tombstone" or (
+            self.outcome == "rolled_back" and self.case == "" and self.number % 3 == 0
         ):
             yield self.id, "tombstone", self.at_ms, "bank", 0
-        elif self.outcome != "rolled_back" or self.plant == "rolled back":
+        elif self.outcome != "rolled_back" or self.case == "rolled back":
             yield self.id, "committed", self.at_ms, "bank", len(self.topics)
 
     def sent(self) -> Iterator[tuple[object, ...]]:
+        """Yield the transfer in the sender's database."""
         for _, outcome, *_ in self.markers():
             if outcome == "committed":
                 yield self.id, self.cents, self.at_ms
 
     def received(self) -> Iterator[tuple[object, ...]]:
-        is_lacking = self.plant in UNSEEN
-        if self.group == "bank" and self.outcome == "committed" and not is_lacking:
-            wrong = 1 if self.plant == "wrong amount" else 0
-            yield self.id, self.cents + wrong, self.at_ms
+        """Yield the transfer in the receiver's database."""
+        is_consumed = self.case not in NOT_CONSUMED
+        if self.group == "bank" and self.outcome == "committed" and is_consumed:
+            error_cents = 1 if self.case == "wrong amount" else 0
+            yield self.id, self.cents + error_cents, self.at_ms
 
     def inbox(self) -> Iterator[tuple[object, ...]]:
-        if self.plant in UNSEEN:
+        """Yield the inbox rows in the receiver's database."""
+        if self.case in NOT_CONSUMED:
             return
-        if self.outcome != "committed" and self.plant != "ghost":
+        if self.outcome != "committed" and self.case != "effect of rollback":
             return
         for topic, message_id in zip(self.topics, self.ids, strict=True):
             if topic == "transfers":
                 yield "smith-bank", message_id, self.at_ms
 
     def ledger(self) -> Iterator[dict[str, Any]]:
-        if not self.is_known:
+        """Yield the row of the ledger."""
+        if not self.is_in_ledger:
             return
-        decided = self.outcome in ("committed", "rolled_back")
-        parked = _moment(self.at_ms)
+        is_decided = self.outcome in ("committed", "rolled_back")
+        parked = _utc(self.at_ms)
         yield {
             "transaction_id": self.id,
-            "marker_id": None if self.plant == "no id" else self.id,
+            "marker_id": None if self.case == "no id" else self.id,
             "group": self.group,
             "topics": sorted(set(self.topics)),
             "messages": len(self.topics),
             "message_ids": self.ids,
             "brokers": [self.broker],
             "parked_at": parked,
-            "first_check": _moment(self.at_ms + 2000) if self.checks else None,
-            "last_check": _moment(self.at_ms + 2000 * self.checks) if self.checks else None,
+            "first_check": _utc(self.at_ms + 2000) if self.checks else None,
+            "last_check": _utc(self.at_ms + 2000 * self.checks) if self.checks else None,
             "checks": self.checks,
-            "answered_by": PEER if self.checks and decided else None,
+            "answered_by": PEER if self.checks and is_decided else None,
             "outcome": self.outcome,
-            "decided_at": _moment(self.at_ms + self.latency_ms) if decided else None,
-            "decided_by": ("check" if self.checks else "producer") if decided else None,
-            "decision_ms": self.latency_ms if decided else None,
+            "decided_at": _utc(self.at_ms + self.latency_ms) if is_decided else None,
+            "decided_by": ("check" if self.checks else "producer") if is_decided else None,
+            "decision_ms": self.latency_ms if is_decided else None,
             "reason": None,
             "finals": [
                 {"topic": topic, "broker": self.broker, "queue_id": 0, "queue_offset": offset}
-                for _, topic, offset in sorted(self.finals(), key=lambda one: one[1:])
+                for _, topic, offset in sorted(self.finals(), key=lambda final: final[1:])
                 if self.outcome == "committed"
             ],
             "visible_ms": 1 if self.outcome == "committed" and self.finals() else None,
             "day": parked.date(),
         }
 
-    def finals(self) -> list[Delivered]:
-        """If it was committed."""
+    def finals(self) -> list[FinalMessage]:
+        """Return the messages that are delivered if the transaction is committed."""
         numbers = list(range(len(self.topics)))
-        if self.plant in ("cut short", "never delivered"):
+        if self.case in ("cut short", "never delivered"):
             numbers.pop()
-        elif self.plant == "twice unguarded":
+        elif self.case == "twice without inbox":
             numbers.append(self.topics.index("receipts"))
-        elif self.plant in ("twice guarded", "two guarded"):
+        elif self.case in ("twice with inbox", "two, one twice with inbox"):
             numbers.append(self.topics.index("transfers"))
         return [
-            Delivered(of, self.topics[of], at) for at, of in enumerate(numbers, self.number * 4)
+            FinalMessage(number, self.topics[number], queue_offset)
+            for queue_offset, number in enumerate(numbers, self.number * 4)
         ]
 
 
-def _moment(at_ms: int) -> datetime:
+def _utc(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, tz=UTC)

@@ -1,4 +1,4 @@
-"""What an object still holds when it should hold nothing."""
+"""Find collections of an object that are not empty although they should be."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 
 def leftovers(holder: object) -> dict[str, Collection[object]]:
-    """Return the attributes of an object that are collections with something in them.
+    """Return the attributes of an object that are collections and not empty.
 
-    Entries that nobody can reach any more show in no answer, only in memory. All attributes are
-    looked at, whatever their names are, so that a table that is added later is checked too.
+    An entry that no request can reach is a memory leak that no response shows. Every attribute is
+    checked, whatever its name, so that a table that is added later is checked too.
     """
     return {
         name: value

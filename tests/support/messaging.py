@@ -1,6 +1,6 @@
-"""Ordinary messaging with a broker that is a process of its own, by a client that is not ours.
+"""Helpers for tests of ordinary messaging with a broker process and the client of tests/interop.
 
-One broker serves a whole file of tests; each test has topics and groups of its own.
+One broker serves all tests of a file; each test has its own topics and groups.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import time
 
 from tests.interop.records import Record, decode_records
 from tests.interop.remoting import Client
-from tests.support.brokers import begin_pull, next_answer
+from tests.support.brokers import next_response, start_pull
 
-numbers = itertools.count()
+unique_numbers = itertools.count()
 
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def v1(topic: str, **changes: object) -> dict[str, object]:
-    """The header of SEND_MESSAGE."""
+def send_v1_fields(topic: str, **changes: object) -> dict[str, object]:
+    """Return the header of SEND_MESSAGE, version 1. `changes` replaces fields."""
     fields: dict[str, object] = {
         "producerGroup": "producers",
         "topic": topic,
@@ -41,7 +41,9 @@ def bodies(records: list[Record]) -> list[bytes]:
     return [record.body for record in records]
 
 
-def wait_for(client: Client, topic: str, queue_offset: int, *, seconds: int = 10) -> list[Record]:
-    """What comes to queue 0 from there on, as soon as there is something."""
-    begin_pull(client, topic, queue_offset, wait_ms=seconds * 1000)
-    return decode_records(next_answer(client).body)
+def wait_for_messages(
+    client: Client, topic: str, queue_offset: int, *, seconds: int = 10
+) -> list[Record]:
+    """Wait for messages in queue 0 from an offset on, and return the first ones that arrive."""
+    start_pull(client, topic, queue_offset, wait_ms=seconds * 1000)
+    return decode_records(next_response(client).body)

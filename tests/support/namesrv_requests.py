@@ -1,4 +1,4 @@
-"""A name server behind real frames, and the brokers that the tests register with it."""
+"""A name server that is called with encoded frames, and brokers to register with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from escrowmq.remoting.requests import Request
 
 J = TypeVar("J", bound=msgspec.Struct)
 
-NOW = 1_700_000_000_000
+NOW_MS = 1_700_000_000_000
 
 A = BrokerDescription(cluster="c", name="a", address="10.0.0.1:10911", ha_address="10.0.0.1:10912")
 B = BrokerDescription(cluster="c", name="b", address="10.0.0.2:10911", ha_address="10.0.0.2:10912")
@@ -36,7 +36,7 @@ SLAVE = BrokerDescription(
 )
 
 
-def topic(name: str, queues: int = 4, *, perm: int = 6, flag: int = 0) -> TopicConfig:
+def topic_config(name: str, queues: int = 4, *, perm: int = 6, flag: int = 0) -> TopicConfig:
     return TopicConfig(
         topic_name=name,
         read_queue_nums=queues,
@@ -46,8 +46,8 @@ def topic(name: str, queues: int = 4, *, perm: int = 6, flag: int = 0) -> TopicC
     )
 
 
-def version(counter: int = 1, *, state: int = 0) -> DataVersion:
-    return DataVersion(state_version=state, timestamp=NOW, counter=counter)
+def data_version(counter: int = 1, *, state: int = 0) -> DataVersion:
+    return DataVersion(state_version=state, timestamp=NOW_MS, counter=counter)
 
 
 def data_version_request(broker: BrokerDescription, version: DataVersion) -> RegistrationRequest:
@@ -57,7 +57,9 @@ def data_version_request(broker: BrokerDescription, version: DataVersion) -> Reg
 
 
 @dataclass(frozen=True)
-class HarnessReply:
+class HarnessResponse:
+    """A decoded response of a name server."""
+
     command: Command
     body: bytes
 
@@ -74,7 +76,7 @@ class HarnessReply:
         return self.command.ext_fields
 
     def json(self) -> Any:
-        """Read by a parser that takes nothing but strict JSON."""
+        """Decode the body by a parser that accepts only strict JSON."""
         return json.loads(self.body)
 
     def read(self, kind: type[J]) -> J:
@@ -86,8 +88,8 @@ class NameServerHarness:
 
     def __init__(self, server: NameServer | None = None) -> None:
         self.server = server or NameServer()
-        self.now_ms = NOW
-        self.line: object = "a line"
+        self.now_ms = NOW_MS
+        self.connection: object = "connection"
 
     def send(
         self,
@@ -99,20 +101,20 @@ class NameServerHarness:
         version: int = VERSION,
         serializer: int = JSON,
     ) -> bytes:
-        """What comes back, uncut."""
+        """Send a request and return the encoded response."""
         ext = encode_header(fields) if isinstance(fields, Header) else fields or {}
         command = Command(code=code, opaque=7, flag=flag, version=version, ext_fields=ext)
-        line = Connection()
-        line.receive(encode_frame(serializer, encode_command(command, serializer), body))
-        [event] = line.events()
+        connection = Connection()
+        connection.receive(encode_frame(serializer, encode_command(command, serializer), body))
+        [event] = connection.events()
         match event:
             case Request():
-                return self.server.handle(event, self.line, now_ms=self.now_ms)
+                return self.server.handle(event, self.connection, now_ms=self.now_ms)
             case InvalidRequest(request=request, error=error):
                 return responses.encode_error(request, error)
         raise AssertionError(event)
 
-    def ask(
+    def call(
         self,
         code: int,
         fields: Header | dict[str, str] | None = None,
@@ -120,29 +122,32 @@ class NameServerHarness:
         *,
         version: int = VERSION,
         serializer: int = JSON,
-    ) -> HarnessReply:
-        reader = FrameDecoder(Frame)
-        reader.receive(self.send(code, fields, body, version=version, serializer=serializer))
-        [frame] = reader.frames()
+    ) -> HarnessResponse:
+        """Send a request and return the decoded response."""
+        decoder = FrameDecoder(Frame)
+        decoder.receive(self.send(code, fields, body, version=version, serializer=serializer))
+        [frame] = decoder.frames()
         command = decode_command(frame.serializer, frame.header)
         assert command.is_response
         assert command.opaque == 7
-        return HarnessReply(command, bytes(frame.body))
+        return HarnessResponse(command, bytes(frame.body))
 
-    def make(self, ask: RegistrationRequest) -> HarnessReply:
-        return self.ask(ask.code, ask.fields, ask.body)
+    def call_registration(self, request: RegistrationRequest) -> HarnessResponse:
+        return self.call(request.code, request.fields, request.body)
 
-    def post(self, ask: RegistrationRequest) -> bytes:
-        return self.send(ask.code, ask.fields, ask.body, flag=FLAG_ONEWAY)
+    def send_registration_oneway(self, request: RegistrationRequest) -> bytes:
+        return self.send(request.code, request.fields, request.body, flag=FLAG_ONEWAY)
 
     def register(
         self, broker: BrokerDescription, *topics: TopicConfig, counter: int = 1, state: int = 0
-    ) -> HarnessReply:
-        return self.make(registration_request(broker, topics, version(counter, state=state)))
+    ) -> HarnessResponse:
+        return self.call_registration(
+            registration_request(broker, topics, data_version(counter, state=state))
+        )
 
 
-def everything(server: NameServer) -> object:
-    """All that can be seen of a name server, for comparison."""
+def visible_state(server: NameServer) -> object:
+    """Return everything that requests can read from a name server, to compare it."""
     routes = server.routes
     return (
         routes.clusters(),

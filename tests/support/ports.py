@@ -1,4 +1,4 @@
-"""Ports that are free and that no other test process uses, below those of outgoing connections."""
+"""Reserve free ports that no other test process uses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-PORTS: Final = range(20_000, 32_000)  # the kernel takes ports of outgoing connections above
-_given_out: Final[set[int]] = set()
+PORTS: Final = range(20_000, 32_000)  # the kernel uses higher ports for outgoing connections
+_reserved: Final[set[int]] = set()
 
 
 def free_ports(count: int) -> list[int]:
@@ -44,13 +44,13 @@ def _is_free(port: int) -> bool:
 
 def _reserve(port: int) -> bool:
     """Lock the byte of a common file that stands for this port, until this process ends."""
-    if port in _given_out:
+    if port in _reserved:
         return False
     try:
         fcntl.lockf(_ports_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:
         return False
-    _given_out.add(port)
+    _reserved.add(port)
     return True
 
 

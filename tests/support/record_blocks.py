@@ -1,4 +1,4 @@
-"""Buffers of records, as a pull answers with them."""
+"""Buffers of records as in the response to a pull."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from escrowmq.spark.records import Records
 from tests.support.stores import HOST, NOW_MS
 
 
-def block(records: Sequence[NewRecord], *, first: int = 0, store_host: bytes = HOST) -> Records:
-    """One behind the other, from this queue offset on."""
+def encode_block(
+    records: Sequence[NewRecord], *, first: int = 0, store_host: bytes = HOST
+) -> Records:
+    """Encode records one after another. `first` is the queue offset of the first record."""
     data = b""
     for number, record in enumerate(records):
         data += encode_record(record, first + number, 1000 + len(data), NOW_MS + number, store_host)

@@ -1,4 +1,4 @@
-"""What the wire's property tests draw: headers of every kind, commands, cuts of a stream."""
+"""Strategies for property tests of remoting: headers of every type, commands, split streams."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ int32 = st.integers(-(2**31), 2**31 - 1)
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
 bodies = st.binary(max_size=40)
 
-# For a test that runs once per kind of header: there are fifty.
-a_few = settings(max_examples=max(settings().max_examples // 6, 10))
+# For a test that runs once per type of header: there are fifty.
+fewer_examples = settings(max_examples=max(settings().max_examples // 6, 10))
 
-header_kinds = sorted(
-    {kind for pair in REQUESTS.values() for kind in (pair.request, pair.response)},
-    key=lambda kind: kind.__name__,
+header_types = sorted(
+    {header for pair in REQUESTS.values() for header in (pair.request, pair.response)},
+    key=lambda header: header.__name__,
 )
 
 
@@ -40,8 +40,11 @@ def commands(*, code: st.SearchStrategy[int] = int32, version_max: int = 2**31 -
 
 
 def binary_commands() -> st.SearchStrategy[Command]:
-    """Commands that ROCKETMQ can hold: short codes and versions, nothing empty."""
-    full = texts.filter(bool)
+    """Return commands that the ROCKETMQ serializer can encode.
+
+    Their codes and versions are short integers, and no name or value is empty.
+    """
+    nonempty_texts = texts.filter(bool)
     return st.builds(
         Command,
         code=st.integers(-(2**15), 2**15 - 1),
@@ -50,13 +53,13 @@ def binary_commands() -> st.SearchStrategy[Command]:
         version=st.integers(-(2**15), 2**15 - 1),
         flag=int32,
         remark=texts,
-        ext_fields=st.dictionaries(full, full, max_size=4),
+        ext_fields=st.dictionaries(nonempty_texts, nonempty_texts, max_size=4),
     )
 
 
-def headers_of(kind: type[Header]) -> st.SearchStrategy[Header]:
-    hints = get_type_hints(kind, include_extras=True)
-    return st.builds(kind, **{name: _values(hints[name]) for name in kind.__struct_fields__})
+def headers_of(header: type[Header]) -> st.SearchStrategy[Header]:
+    hints = get_type_hints(header, include_extras=True)
+    return st.builds(header, **{name: _values(hints[name]) for name in header.__struct_fields__})
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
@@ -66,17 +69,17 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.integers(bounds.ge, bounds.le)
     if origin in (types.UnionType, Union):
         return st.one_of(*map(_values, get_args(hint)))
-    plain: dict[Any, st.SearchStrategy[Any]] = {
+    strategies: dict[Any, st.SearchStrategy[Any]] = {
         str: texts,
         bool: st.booleans(),
         types.NoneType: st.none(),
     }
-    return plain[hint]
+    return strategies[hint]
 
 
 @st.composite
-def cut(draw: st.DrawFn, stream: bytes) -> list[bytes]:
-    """The stream in pieces, some of them empty."""
+def split_stream(draw: st.DrawFn, stream: bytes) -> list[bytes]:
+    """Draw a way to split the stream into pieces, some of which may be empty."""
     cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     return [
         stream[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True)

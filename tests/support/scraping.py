@@ -13,13 +13,13 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 
 @dataclass
 class Page:
-    """Samples, and the kinds of metrics by the name in their heading."""
+    """The samples of a page, and the type of each metric by name."""
 
     kinds: dict[str, str] = field(default_factory=dict)
     samples: list[tuple[str, dict[str, str], float]] = field(default_factory=list)
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the value of the only sample that has these labels among its own."""
+        """Return the value of the only sample that has at least these labels."""
         [value] = self.values(name, **labels)
         return value
 
@@ -35,13 +35,15 @@ class Page:
 
 
 def parse(text: str) -> Page:
-    """Read a page and check what the parser tolerates: headings and samples that appear twice, and
-    samples below the heading of another metric."""
+    """Parse a page and reject what the parser tolerates.
+
+    That is a heading or a sample that appears twice, and a sample below another metric's heading.
+    """
     assert text.endswith("\n")
     page = Page()
     for family in text_string_to_metric_families(text):
         assert family.type != "unknown", f"{family.name} has no heading"
-        # The parser takes the suffix off the name of a counter.
+        # The parser removes the suffix from the name of a counter.
         name = f"{family.name}_total" if family.type == "counter" else family.name
         assert name not in page.kinds, f"{name} has two headings"
         page.kinds[name] = family.type

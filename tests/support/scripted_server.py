@@ -1,4 +1,4 @@
-"""A server on loopback that responds as a test says, in a thread, for clients that block.
+"""A server on loopback, in a thread, whose responses a test scripts; for blocking clients.
 
     with ScriptedServer(lambda request: encode_success(request)) as server:
         SyncConnection(server.address).call(RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -23,6 +23,8 @@ Respond = Callable[[Request[Any]], bytes | None]
 
 
 class ScriptedServer:
+    """A server that calls a function for each request and records the requests."""
+
     def __init__(self, respond: Respond, *, chunk_bytes: int = 0) -> None:
         self._respond = respond
         self._chunk_bytes = chunk_bytes

@@ -1,6 +1,6 @@
-"""The small remoting client of `tests/interop`, with an account and with TLS; and certificates.
+"""A remoting client that signs its requests and can use TLS, and certificates for it.
 
-The signature is made here from its description, not by the code that is judged by it.
+The signature is computed here from its specification, independent of the code under test.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 import trustme
 
-from tests.interop.remoting import Client, _text
+from tests.interop.remoting import Client, java_text
 
 
 def signature(secret: str, fields: Mapping[str, str], body: bytes) -> str:
     values = "".join(fields[name] for name in sorted(fields) if name != "Signature")
-    made = hmac.new(secret.encode(), values.encode() + body, hashlib.sha1).digest()
-    return base64.b64encode(made).decode()
+    digest = hmac.new(secret.encode(), values.encode() + body, hashlib.sha1).digest()
+    return base64.b64encode(digest).decode()
 
 
 class SignedClient(Client):
-    """`tls`: the connection goes through it."""
+    """A client with an account. An empty key sends unsigned requests."""
 
     def __init__(
         self,
@@ -47,24 +47,25 @@ class SignedClient(Client):
         return self
 
     def signed(self, fields: Mapping[str, str], body: bytes) -> dict[str, str]:
+        """Return the fields with the access key and the signature."""
         if not self.key:
             return dict(fields)
-        whole = {**fields, "AccessKey": self.key}
-        return {**whole, "Signature": signature(self.secret, whole, body)}
+        signed_fields = {**fields, "AccessKey": self.key}
+        return {**signed_fields, "Signature": signature(self.secret, signed_fields, body)}
 
     def send_request(
         self, code: int, ext_fields: Mapping[str, object] | None, body: bytes, *, flag: int
     ) -> int:
-        texts = {name: _text(value) for name, value in (ext_fields or {}).items()}
+        texts = {name: java_text(value) for name, value in (ext_fields or {}).items()}
         return super().send_request(code, self.signed(texts, body), body, flag=flag)
 
     def send_raw(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
-        """Exactly these fields, signed or not."""
+        """Send exactly these fields and add no signature."""
         super().send_request(code, fields, body, flag=0)
 
     def send_binary(self, code: int, fields: Mapping[str, object], body: bytes = b"") -> None:
-        """The same with a ROCKETMQ header, signed. Its answer cannot be read here."""
-        signed = self.signed({name: _text(value) for name, value in fields.items()}, body)
+        """Send a signed request with a ROCKETMQ header. Read its code by `next_response_code`."""
+        signed = self.signed({name: java_text(value) for name, value in fields.items()}, body)
         block = b"".join(
             struct.pack(">h", len(name))
             + name.encode()
@@ -77,17 +78,17 @@ class SignedClient(Client):
         length = 4 + len(header) + len(body)
         self.socket.sendall(struct.pack(">II", length, 1 << 24 | len(header)) + header + body)
 
-    def answer_code(self) -> int:
-        """Of what comes next; works for both kinds of header."""
-        rest = self._read(int.from_bytes(self._read(4), "big"))
-        if rest[0] == 1:
-            return int.from_bytes(rest[4:6], "big")
-        header = json.loads(rest[4 : 4 + int.from_bytes(rest[1:4], "big")])
+    def next_response_code(self) -> int:
+        """Return the code of the next response, whose header is JSON or ROCKETMQ."""
+        frame = self._read(int.from_bytes(self._read(4), "big"))
+        if frame[0] == 1:
+            return int.from_bytes(frame[4:6], "big")
+        header = json.loads(frame[4 : 4 + int.from_bytes(frame[1:4], "big")])
         return int(header["code"])
 
 
 class Certificates:
-    """An authority, a server it vouches for, and a client; and another that nobody knows."""
+    """A CA, certificates that it issued to a server and a client, and one of an untrusted CA."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -101,15 +102,15 @@ class Certificates:
         self.authority.issue_cert(
             "client@example.org"
         ).private_key_and_cert_chain_pem.write_to_path(str(self.client_pem))
-        self.stranger_pem = directory / "stranger.pem"
-        stranger = trustme.CA().issue_cert("stranger@example.org")
-        stranger.private_key_and_cert_chain_pem.write_to_path(str(self.stranger_pem))
+        self.untrusted_pem = directory / "stranger.pem"
+        untrusted = trustme.CA().issue_cert("stranger@example.org")
+        untrusted.private_key_and_cert_chain_pem.write_to_path(str(self.untrusted_pem))
 
     def issue(self, *names: str) -> None:
-        """A new one for the server, in place of the old."""
-        made = self.authority.issue_cert(*(names or ("127.0.0.1", "localhost")))
-        made.private_key_pem.write_to_path(str(self.key))
-        made.cert_chain_pems[0].write_to_path(str(self.cert))
+        """Replace the certificate of the server by a new one for these host names."""
+        server = self.authority.issue_cert(*(names or ("127.0.0.1", "localhost")))
+        server.private_key_pem.write_to_path(str(self.key))
+        server.cert_chain_pems[0].write_to_path(str(self.cert))
 
     def conf(self, mode: str = "enforcing") -> dict[str, object]:
         return {
@@ -118,8 +119,9 @@ class Certificates:
             "tls.server.keyPath": self.key,
         }
 
-    def client(self, shown: Path | None = None) -> ssl.SSLContext:
+    def client(self, certificate: Path | None = None) -> ssl.SSLContext:
+        """Return the context of a client that trusts the CA and may present a certificate."""
         context = ssl.create_default_context(cafile=str(self.ca))
-        if shown is not None:
-            context.load_cert_chain(shown)
+        if certificate is not None:
+            context.load_cert_chain(certificate)
         return context

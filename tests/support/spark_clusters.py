@@ -1,10 +1,10 @@
-"""Spark's own cluster as real processes on loopback: a master and workers, in their own directory.
+"""Run a standalone Spark cluster as processes on loopback: a master and workers.
 
     with SparkCluster(tmp_path) as cluster:
         cluster.run([COMMAND, "pipeline", "ledger", ..., "--master", cluster.url])
 
-Each worker has one core and an address of its own, and gives one executor of 512 MiB. PySpark
-carries all that is needed.
+Each worker has one core and its own address, and offers one executor of 512 MiB. The programs are
+those of the PySpark package.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
-import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,26 +23,29 @@ from typing import Any, Final
 import pyspark
 
 from tests.support.ports import free_ports
-from tests.support.spark_session import environment
+from tests.support.spark_session import spark_environment
+from tests.support.waiting import wait_until
 
-HOME: Final = Path(pyspark.__file__).parent
-WAIT_S: Final = 180.0  # a JVM is up in seconds, on a busy machine in a minute
+SPARK_HOME: Final = Path(pyspark.__file__).parent
+WAIT_S: Final = 180.0  # a JVM starts in seconds, on a busy machine in a minute
 RUN_S: Final = 600.0
 _MEMORY: Final = "512m"
-_QUICKLY: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_FAST_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _DEFAULTS: Final = {
     "spark.executor.memory": _MEMORY,
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": _QUICKLY,
+    "spark.executor.extraJavaOptions": _FAST_START,
     "spark.driver.memory": _MEMORY,
-    "spark.driver.extraJavaOptions": _QUICKLY,
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both executors, before a task runs
+    "spark.driver.extraJavaOptions": _FAST_START,
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task runs before both executors
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
 }
 
 
 class SparkCluster:
+    """A master and workers that run inside a `with` block."""
+
     def __init__(self, directory: Path, *, workers: int = 2) -> None:
         self._directory = directory
         self._workers = workers
@@ -62,11 +63,11 @@ class SparkCluster:
         )
         self._environment = {
             **os.environ,
-            **environment(),
-            "SPARK_HOME": str(HOME),
+            **spark_environment(),
+            "SPARK_HOME": str(SPARK_HOME),
             "SPARK_CONF_DIR": str(conf),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": _QUICKLY,
+            "SPARK_DAEMON_JAVA_OPTS": _FAST_START,
             "SPARK_LOCAL_DIRS": str(directory / "scratch"),
         }
 
@@ -82,11 +83,12 @@ class SparkCluster:
                 self._start(
                     f"worker-{number}",
                     *("org.apache.spark.deploy.worker.Worker", "--cores", "1"),
-                    *("--host", f"127.0.0.{number + 1}"),  # or Spark takes them for one machine
+                    # Spark treats workers with the same address as one machine.
+                    *("--host", f"127.0.0.{number + 1}"),
                     *("--memory", _MEMORY, "--webui-port", "0"),
                     *("--work-dir", str(self.work_directory(number)), self.url),
                 )
-            self._wait_for_workers()
+            wait_until(self._has_all_workers, self._logs, timeout_s=WAIT_S)
         except BaseException:
             self._end()
             raise
@@ -101,11 +103,11 @@ class SparkCluster:
         self._end()
 
     def work_directory(self, number: int) -> Path:
-        """Where a worker keeps what its executors say, by application."""
+        """Return the directory of a worker, with the output of its executors by application."""
         return self._directory / f"work-{number}"
 
     def run(self, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-        """A program that finds the cluster's settings, and is given up on after a while."""
+        """Run a program with the settings of the cluster, for at most RUN_S."""
         return subprocess.run(
             command,
             capture_output=True,
@@ -116,56 +118,50 @@ class SparkCluster:
             env=self._environment,
         )
 
-    def finished(self) -> dict[str, str]:
-        """The applications that have ended, id by name; all of them ended well."""
-        found = self._told()["completedapps"]
-        assert all(app["state"] == "FINISHED" for app in found), found
-        return {app["name"]: app["id"] for app in found}
+    def finished_applications(self) -> dict[str, str]:
+        """Return the ids of the finished applications by name. Asserts that none has failed."""
+        applications = self._status()["completedapps"]
+        assert all(app["state"] == "FINISHED" for app in applications), applications
+        return {app["name"]: app["id"] for app in applications}
 
-    def executors_of(self, application: str) -> list[int]:
-        """How many executors each worker has started for it."""
-        places = [self.work_directory(number) / application for number in range(self._workers)]
-        return [len(list(place.glob("*"))) for place in places]
+    def executor_counts(self, application: str) -> list[int]:
+        """Return how many executors each worker has started for an application."""
+        folders = [self.work_directory(number) / application for number in range(self._workers)]
+        return [len(list(folder.glob("*"))) for folder in folders]
 
-    def _told(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{self._page_port}/json/", timeout=WAIT_S
         ) as page:
-            told: dict[str, Any] = json.load(page)
-        return told
+            status: dict[str, Any] = json.load(page)
+        return status
 
     def _start(self, name: str, *arguments: str) -> None:
         with (self._directory / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [HOME / "bin" / "spark-class", *arguments],
+                [SPARK_HOME / "bin" / "spark-class", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._directory,
                 env=self._environment,
-                start_new_session=True,  # executors of a worker end with it
+                start_new_session=True,  # so that the executors of a worker end with it
             )
         self._processes.append(process)
 
-    def _wait_for_workers(self) -> None:
-        deadline_s = time.monotonic() + WAIT_S
-        while True:
-            try:
-                if self._told()["aliveworkers"] == self._workers:
-                    return
-            except OSError:
-                pass  # the master is not up
-            if any(process.poll() is not None for process in self._processes):
-                raise RuntimeError(f"it ended:\n{self._logs()}")
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"not up after {WAIT_S:.0f} s:\n{self._logs()}")
-            threading.Event().wait(0.1)
+    def _has_all_workers(self) -> bool:
+        if any(process.poll() is not None for process in self._processes):
+            raise RuntimeError(f"a process of the cluster ended:\n{self._logs()}")
+        try:
+            return bool(self._status()["aliveworkers"] == self._workers)
+        except OSError:
+            return False  # the master is not ready
 
     def _logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self._directory.glob("*.log")))
 
     def _end(self) -> None:
-        """Workers first; each with all it has started."""
+        """Kill the workers and then the master, each with the processes that it started."""
         for process in reversed(self._processes):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

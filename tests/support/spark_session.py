@@ -1,11 +1,11 @@
-"""One Spark session per test process: starting one takes longer than most tests.
+"""One Spark session per test process, because starting one takes longer than most tests.
 
     from tests.support.spark_session import spark  # noqa: F401
 
     def test_…(spark: SparkSession) -> None: ...
 
-Its settings make it start quickly rather than run quickly, and a task is tried three times. Tests
-are skipped on a machine without Java.
+Its settings favour a fast start over speed, and a task is tried up to three times. Tests are
+skipped on a machine without Java.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from escrowmq.spark import local_session
 from escrowmq.spark.session import check_java
 
 ROOT: Final = Path(__file__).parents[2]
-SLOW_START: Final = "failed to connect back"  # in Spark's message if a Python worker is late
+SLOW_START: Final = "failed to connect back"  # Spark's message if a Python worker starts too late
 SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -41,7 +41,7 @@ SETTINGS: Final = {
 }
 
 # PySpark warns that it does not support pandas 3 fully, and closes its sockets late.
-QUIET: Final = (
+IGNORED_WARNINGS: Final = (
     "ignore:.*pandas.*:FutureWarning",
     "ignore:unclosed:ResourceWarning",
     "ignore:Exception ignored in.*socket:pytest.PytestUnraisableExceptionWarning",
@@ -51,7 +51,7 @@ QUIET: Final = (
 T = TypeVar("T")
 
 
-def environment() -> dict[str, str]:
+def spark_environment() -> dict[str, str]:
     """Return variables for Spark and its workers: this interpreter, these sources, loopback."""
     return {
         "PYSPARK_PYTHON": sys.executable,
@@ -61,16 +61,17 @@ def environment() -> dict[str, str]:
     }
 
 
-def session(master: str = "local[2,3]", **settings: str) -> SparkSession:
-    """Start a session in a process of its own."""
-    os.environ.update(environment())
+def start_session(master: str = "local[2,3]", **settings: str) -> SparkSession:
+    """Start a session in a program that is not a test and needs its own."""
+    os.environ.update(spark_environment())
     return local_session("tests", master=master, settings={**SETTINGS, **settings})
 
 
-def patiently(run: Callable[[], T]) -> T:
-    """Run a streaming query, and run it again if its Python worker did not start in time.
+def retry_slow_start(run: Callable[[], T]) -> T:
+    """Run a streaming query, and repeat it if its Python worker did not start in time.
 
-    Spark allows ten seconds, which is too short on a busy machine. The query has done nothing then.
+    Spark waits ten seconds, which is too short on a busy machine. A query that fails so has done
+    nothing yet.
     """
     for _ in range(4):
         try:
@@ -81,7 +82,7 @@ def patiently(run: Callable[[], T]) -> T:
     return run()
 
 
-def need_java() -> None:
+def skip_without_java() -> None:
     """Skip the test if there is no Java."""
     try:
         check_java()
@@ -91,7 +92,7 @@ def need_java() -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    need_java()
+    skip_without_java()
     directory = str(tmp_path_factory.mktemp("spark"))
     # Workers import our sources, and functions of tests.
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

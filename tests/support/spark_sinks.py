@@ -1,4 +1,4 @@
-"""The sink without Spark: its tasks and its driver, called by hand as Spark would call them."""
+"""Use the sink without Spark: call its tasks and its driver as Spark calls them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ BODY = StructType().add("body", "string")
 
 
 class Query:
-    """A streaming query as the sink sees one: runs, epochs, tasks, commits."""
+    """A streaming query as the sink sees it: runs, epochs, tasks and commits."""
 
     def __init__(self, servers: str, topic: str, name: str = "q", **options: str) -> None:
-        given = {"servers": servers, "topic": topic, "timeout": "30", "batchbytes": "400"}
-        self._given = {**given, **options}
+        defaults = {"servers": servers, "topic": topic, "timeout": "30", "batchbytes": "400"}
+        self._options = {**defaults, **options}
         self.name = f"{topic}-{name}"
 
     def writer(self) -> Any:
-        return stream_writer(self._given, BODY, False)
+        return stream_writer(self._options, BODY, False)
 
     def task(
         self, run: str, epoch: int, rows: Iterable[str], *, partition: int = 0, attempt: int = 0
     ) -> TaskResult:
-        # PySpark has no public way to make a task's context.
+        """Write the rows as one attempt of a task."""
+        # Private: PySpark has no public way to create the context of a task.
         context = TaskContext._getOrCreate()
-        # As above.
+        # Private, for the same reason.
         context._partitionId, context._taskAttemptId = partition, attempt
-        # PySpark has no public way to make a task's context.
+        # Private, for the same reason.
         context._localProperties = {
             "sql.streaming.queryId": self.name,
             "spark.jobGroup.id": run,
@@ -40,18 +41,18 @@ class Query:
         }
         batch = pa.RecordBatch.from_pydict({"body": pa.array(list(rows), type=pa.string())})
         try:
-            written = self.writer().write(iter([batch]))
+            result = self.writer().write(iter([batch]))
         finally:
-            # PySpark has no public way to remove a task's context.
+            # Private: PySpark has no public way to remove the context of a task.
             TaskContext._setTaskContext(None)
-        assert isinstance(written, TaskResult)
-        return written
+        assert isinstance(result, TaskResult)
+        return result
 
-    def commit(self, epoch: int, *messages: TaskResult | None) -> None:
-        self.writer().commit(list(messages), epoch)
+    def commit(self, epoch: int, *results: TaskResult | None) -> None:
+        self.writer().commit(list(results), epoch)
 
-    def abort(self, epoch: int, *messages: TaskResult | None) -> None:
-        self.writer().abort(list(messages), epoch)
+    def abort(self, epoch: int, *results: TaskResult | None) -> None:
+        self.writer().abort(list(results), epoch)
 
 
 def numbers(begin: int, end: int) -> list[str]:

@@ -1,6 +1,8 @@
-"""For spark-submit with speculation on: a batch is written exactly once although its first task
-hangs in the middle, with rows parked, and Spark starts it a second time on the other machine.
-Prints what the broker has of each attempt.
+"""A program for spark-submit with speculation: write a batch whose first task hangs half-way.
+
+Rows of that task are parked when it hangs, and Spark starts a second attempt on the other worker.
+The program prints how many halves of each attempt the broker has, by verdict. It creates a file
+in SIGNS for each attempt that starts.
 
     spark-submit --master URL --conf spark.speculation=true speculation_program.py SERVERS SIGNS
 """
@@ -21,10 +23,10 @@ from pyspark.sql import SparkSession
 from escrowmq.spark import register
 
 ROWS, PARTITIONS = 120, 4
-BODY_BYTES = 60_000  # or what goes before the hang stays in buffers
-HANGS_AT = 4  # of the six batches that it has
-SETTLES_S = 120
-HANGS_S = 300  # much longer than the other attempt takes; Spark ends it
+BODY_BYTES = 60_000  # large, so that rows before the hang do not stay in buffers
+HANGING_BATCH = 4  # of six batches
+DECISION_TIMEOUT_S = 120
+HANG_S = 300  # much longer than the other attempt takes; Spark kills the task
 
 
 def main(servers: str, signs: str) -> None:
@@ -32,42 +34,42 @@ def main(servers: str, signs: str) -> None:
     register(spark)
 
     def hang_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The first attempt of the first task stops on its way."""
+        """Pass batches on, and hang in the first attempt of the first task."""
         context = TaskContext.get()
         assert context is not None
         attempt = context.attemptNumber()
-        hangs = context.partitionId() == 0 and attempt == 0
+        is_hanging = context.partitionId() == 0 and attempt == 0
         (Path(signs) / f"{context.partitionId()}-{attempt}").touch()
         for number, batch in enumerate(batches):
-            if hangs and number == HANGS_AT:
-                Event().wait(HANGS_S)
+            if is_hanging and number == HANGING_BATCH:
+                Event().wait(HANG_S)
             yield batch
 
     numbers = spark.range(0, ROWS, numPartitions=PARTITIONS)
     body = f"rpad(cast(id as string), {BODY_BYTES}, ' ') as body"
     rows = numbers.selectExpr(body).mapInArrow(hang_once, "body string")
     sink = rows.write.format("escrowmq").mode("append").option("servers", servers)
-    # Each row is a half of its own, so that the one that hangs has some.
+    # Each row becomes its own half, so that the hanging attempt has parked some.
     sink.option("topic", "speculated").option("batchBytes", 1).save()
-    deadline_s = time.monotonic() + SETTLES_S
-    # A half that came behind the decision is open until its writer is looked at.
-    found = attempts(spark, servers)
-    while any(verdict is None for _, verdict, _ in found):
-        assert time.monotonic() < deadline_s, found
+    # A half that arrived after the decision of its batch stays open until the broker checks it.
+    deadline_s = time.monotonic() + DECISION_TIMEOUT_S
+    counts = count_halves(spark, servers)
+    while any(verdict is None for _, verdict, _ in counts):
+        assert time.monotonic() < deadline_s, counts
         Event().wait(1)
-        found = attempts(spark, servers)
-    sys.stdout.write(json.dumps(found))
+        counts = count_halves(spark, servers)
+    sys.stdout.write(json.dumps(counts))
     spark.stop()
 
 
-def attempts(spark: SparkSession, servers: str) -> list[tuple[str, str | None, int]]:
-    """Attempt, verdict, and how many halves of it have it."""
+def count_halves(spark: SparkSession, servers: str) -> list[tuple[str, str | None, int]]:
+    """Return (attempt, verdict, number of halves)."""
     reader = spark.read.format("escrowmq").option("servers", servers)
-    told = reader.option("mode", "transactions").load()
-    halves = told.where("kind = 'half' AND writer IS NOT NULL").select("half_offset", "attempt")
-    ops = told.where("kind = 'op'").select("half_offset", "verdict")
-    counted = halves.join(ops, "half_offset", "left").groupBy("attempt", "verdict").count()
-    return [(row[0], row[1], row[2]) for row in counted.collect()]
+    records = reader.option("mode", "transactions").load()
+    halves = records.where("kind = 'half' AND writer IS NOT NULL").select("half_offset", "attempt")
+    ops = records.where("kind = 'op'").select("half_offset", "verdict")
+    counts = halves.join(ops, "half_offset", "left").groupBy("attempt", "verdict").count()
+    return [(row[0], row[1], row[2]) for row in counts.collect()]
 
 
 if __name__ == "__main__":

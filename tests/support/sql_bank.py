@@ -1,10 +1,7 @@
-"""The application that tests of the database bindings use: transfers and their messages."""
+"""A small application for tests of the database bindings: transfers and their messages."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from itertools import count
 
 from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, insert, select
@@ -12,10 +9,10 @@ from sqlalchemy.orm import DeclarativeBase
 
 from escrowmq import Message, ReceivedMessage
 from escrowmq.sql import Escrow
-from tests.support.brokers import Served
+from tests.support.brokers import Server
+from tests.support.waiting import wait_until
 
 WAIT_S = 60.0
-POLL_S = 0.05
 tables = MetaData()
 transfers = Table(
     "transfer", tables, Column("id", String(64), primary_key=True), Column("amount", Integer)
@@ -28,7 +25,7 @@ class _Mapped(DeclarativeBase):
 
 
 class Transfer(_Mapped):
-    """A mapped row, which a session writes only when it is flushed."""
+    """A mapped row. A session writes it only when the session is flushed."""
 
     __table__ = transfers
 
@@ -38,35 +35,28 @@ def new_topic(word: str) -> str:
     return f"{word}-{next(_numbers)}"
 
 
-def saved(engine: Engine) -> list[str]:
+def saved_ids(engine: Engine) -> list[str]:
     """Return the ids of all transfers in the database."""
     with engine.connect() as connection:
         return list(connection.execute(select(transfers.c.id).order_by(transfers.c.id)).scalars())
 
 
-def delivered(served: Served, topic: str) -> list[bytes]:
-    """Return the bodies of all messages that consumers of the topic can see."""
-    with served.client() as reader:
-        return sorted(record.body for queue in range(4) for record in reader.pull_all(topic, queue))
+def delivered_bodies(server: Server, topic: str) -> list[bytes]:
+    """Return the bodies of all messages that consumers of the topic can read."""
+    with server.client() as client:
+        return sorted(record.body for queue in range(4) for record in client.pull_all(topic, queue))
 
 
-def open_halves(served: Served) -> int:
+def open_halves(server: Server) -> int:
     """Return the number of undecided half messages."""
-    with served.client() as client:
+    with server.client() as client:
         response = client.expect(3711, {"countMax": 1000})
     return response.body.count(b'"transactionId"')
 
 
-def wait_until(condition: Callable[[], bool], description: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {WAIT_S} s: {description}"
-        threading.Event().wait(POLL_S)
-
-
-def settled(served: Served) -> None:
+def wait_until_settled(server: Server) -> None:
     """Wait until every transaction is decided."""
-    wait_until(lambda: open_halves(served) == 0, "no transaction is open")
+    wait_until(lambda: open_halves(server) == 0, "no transaction is open")
 
 
 def pay(escrow: Escrow, topic: str, name: str, *, fails: BaseException | None = None) -> None:
@@ -79,8 +69,8 @@ def pay(escrow: Escrow, topic: str, name: str, *, fails: BaseException | None = 
             raise fails
 
 
-def message_called(message_id: str, body: bytes = b"") -> ReceivedMessage:
-    """Return a message as a consumer receives it."""
+def received_message(message_id: str, body: bytes = b"") -> ReceivedMessage:
+    """Return a message of topic `credits` as a consumer receives it."""
     return ReceivedMessage(
         topic="credits",
         body=body,

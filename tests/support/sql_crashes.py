@@ -1,9 +1,10 @@
-"""A process that stops at one point of a transaction: killed, or frozen until it is resumed.
+"""A program that kills or freezes itself at one point of a database transaction.
 
     python -m tests.support.sql_crashes URL NAMESRV NAME POINT kill|freeze
 
-NAME is its group, its topic and its row. It observes the library from outside, by events of
-SQLAlchemy and a wrapped method. Exit code 3: the database refused the transaction.
+NAME is the group, the topic and the id of the row. The program observes the library from outside,
+by events of SQLAlchemy and one wrapped method. A frozen program continues when it is resumed. Exit
+code 3 means that the database refused the transaction.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 REFUSED = 3
 
 
-def main(url: str, namesrv: str, name: str, point: str, how: str) -> int:
+def main(url: str, namesrv: str, name: str, point: str, action: str) -> int:
     engine = create_engine(url)
     has_stopped = False
 
     def reach(current_point: str) -> None:
         nonlocal has_stopped
         if current_point == point and not has_stopped:
-            has_stopped = True  # a frozen process continues
-            os.kill(os.getpid(), SIGNALS[how])
+            has_stopped = True  # a frozen process that is resumed may reach the point again
+            os.kill(os.getpid(), SIGNALS[action])
 
     with Escrow(engine, namesrv, group=name) as escrow:
         watch(engine, reach)
@@ -60,36 +61,38 @@ def main(url: str, namesrv: str, name: str, point: str, how: str) -> int:
 
 
 def watch(engine: Any, reach: Any) -> None:
+    """Call `reach` at the points that are inside the library."""
+
     def is_marker(arguments: tuple[Any, ...]) -> bool:
         return str(arguments[2]).startswith("INSERT INTO escrowmq_marker")
 
     @event.listens_for(engine, "before_cursor_execute")
-    def before(*arguments: Any) -> None:
+    def before_execute(*arguments: Any) -> None:
         if is_marker(arguments):
             reach(BEFORE_MARKER)
 
     @event.listens_for(engine, "after_cursor_execute")
-    def after(*arguments: Any) -> None:
+    def after_execute(*arguments: Any) -> None:
         if is_marker(arguments):
             reach(AFTER_MARKER)
 
     @event.listens_for(engine, "commit")
-    def commits(_: Any) -> None:
+    def before_commit(_: Any) -> None:
         reach(BEFORE_COMMIT)
 
     @event.listens_for(Session, "after_commit")
-    def committed(_: Any) -> None:
+    def after_commit(_: Any) -> None:
         reach(AFTER_COMMIT)
 
     end = blocking.Transaction.end
 
-    def watched(
+    def watched_end(
         self: blocking.Transaction, verdict: Verdict, *, remark: str = ""
     ) -> TransactionOutcome:
         reach(BEFORE_END)
         return end(self, verdict, remark=remark)
 
-    blocking.Transaction.end = watched  # type: ignore[method-assign]
+    blocking.Transaction.end = watched_end  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small stores on disk that tests damage, and what a check finds in them."""
+"""Create small stores on disk, damage them, and read the findings of a check."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from escrowmq.message.record import StoredRecord
 from escrowmq.store.check import CheckReport, Finding, Severity
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.log_files import DamagedRange, LogFiles
-from tests.support.stores import TINY, examine, fill, open_store
+from tests.support.stores import examine, fill, open_store
 
 RECORDS = 60
 
 
-def make(path: Path, *, killed: bool = False) -> Path:
-    """Create a store with several files of each kind and a checkpoint half way."""
+def make_store(path: Path, *, killed: bool = False) -> Path:
+    """Create a store with several files of each kind and a checkpoint half-way."""
     store = open_store(RealDisk(path))
     fill(store, range(RECORDS // 2))
     store.checkpoint()
@@ -25,22 +25,18 @@ def make(path: Path, *, killed: bool = False) -> Path:
     return path
 
 
-def records(store: Path) -> list[StoredRecord]:
+def log_records(store: Path) -> list[StoredRecord]:
+    """Return the records in the log files of a store that is not open."""
     return [item for item in LogFiles(RealDisk(store)).scan() if not isinstance(item, DamagedRange)]
 
 
 def log_end(store: Path) -> int:
-    last = records(store)[-1]
+    last = log_records(store)[-1]
     return last.log_offset + last.size
 
 
-def log_place(store: Path, log_offset: int) -> tuple[Path, int]:
-    base = log_offset - log_offset % TINY.segment_bytes
-    return store / f"commitlog/{base:020d}", log_offset - base
-
-
-def change(path: Path, position: int, edit: Callable[[bytes], bytes] | bytes) -> None:
-    """Write bytes at a position, or change the byte there by a function."""
+def edit_file(path: Path, position: int, edit: Callable[[bytes], bytes] | bytes) -> None:
+    """Write bytes at a position of a file, or change the byte there by a function."""
     with path.open("r+b") as file:
         file.seek(position)
         new = edit if isinstance(edit, bytes) else edit(file.read(1))
@@ -48,8 +44,8 @@ def change(path: Path, position: int, edit: Callable[[bytes], bytes] | bytes) ->
         file.write(new)
 
 
-def flip(old: bytes) -> bytes:
-    return bytes([old[0] ^ 1])
+def flip(byte: bytes) -> bytes:
+    return bytes([byte[0] ^ 1])
 
 
 def damage(report: CheckReport) -> list[Finding]:
@@ -60,13 +56,14 @@ def notes(report: CheckReport) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity is Severity.NOTE]
 
 
-def the_damage(store: Path) -> Finding:
-    found = damage(examine(store))
-    assert len(found) == 1, found
-    return found[0]
+def only_damage(store: Path) -> Finding:
+    """Check a store and return the one damage that the check finds."""
+    findings = damage(examine(store))
+    assert len(findings) == 1, findings
+    return findings[0]
 
 
-def name(store: Path, path: Path) -> str:
+def relative_name(store: Path, path: Path) -> str:
     return str(path.relative_to(store))
 
 

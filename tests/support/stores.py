@@ -1,9 +1,10 @@
-"""Small stores for tests: tiny files, sample records, and the check that ends every store test."""
+"""Small stores for tests: tiny files, sample records, and the check at the end of store tests."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from escrowmq.config import StoreConfig
@@ -17,7 +18,7 @@ from escrowmq.store.store import MessageStore
 HOST = encode_host("127.0.0.1", 10911)
 NOW_MS = 1_700_000_000_000
 
-# Some ten records to a log file, five entries to a queue file, twenty keys to an index file.
+# About ten records per log file, five entries per queue file, twenty keys per index file.
 TINY = StoreConfig(
     segment_bytes=4096,
     queue_file_bytes=100,
@@ -52,10 +53,16 @@ def open_store(disk: Disk, settings: StoreConfig = TINY) -> MessageStore:
 
 def fill(store: MessageStore, numbers: Iterable[int], *, batch: int = 3) -> None:
     """Append samples with these numbers, `batch` of them at a time."""
-    remaining = list(numbers)
-    for begin in range(0, len(remaining), batch):
-        part = remaining[begin : begin + batch]
-        store.append([sample(number) for number in part], now_ms=NOW_MS + part[0])
+    all_numbers = list(numbers)
+    for begin in range(0, len(all_numbers), batch):
+        chunk = all_numbers[begin : begin + batch]
+        store.append([sample(number) for number in chunk], now_ms=NOW_MS + chunk[0])
+
+
+def locate(root: Path, log_offset: int) -> tuple[Path, int]:
+    """Return the log file of a tiny store that holds this offset, and the position in the file."""
+    base = log_offset - log_offset % TINY.segment_bytes
+    return root / f"commitlog/{base:020d}", log_offset - base
 
 
 def examine(store: Disk | str | os.PathLike[str], settings: StoreConfig = TINY) -> CheckReport:

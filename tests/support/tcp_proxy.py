@@ -1,5 +1,4 @@
-"""A line to a database that can be cut at the worst moment: the request goes through, the answer
-does not."""
+"""A TCP proxy before a database that lets a request pass and then cuts the connection."""
 
 from __future__ import annotations
 
@@ -10,12 +9,14 @@ from types import TracebackType
 
 
 class CuttingProxy:
+    """A proxy that a test tells to cut off the next response or to refuse connections."""
+
     def __init__(self, port: int) -> None:
-        self._target = port
+        self._server_port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.cut_next_answer = False
-        self.refuses = False
+        self.cut_next_response = False
+        self.refuses_connections = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> CuttingProxy:
@@ -32,23 +33,22 @@ class CuttingProxy:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, _ = self._listener.accept()
-                if self.refuses:
-                    near.close()
+                client, _ = self._listener.accept()
+                if self.refuses_connections:
+                    client.close()
                     continue
-                far = socket.create_connection(("127.0.0.1", self._target))
-                for one, other, is_answer in ((near, far, False), (far, near, True)):
-                    arguments = (one, other, is_answer)
-                    threading.Thread(target=self._pump, args=arguments, daemon=True).start()
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+                for arguments in ((client, server, False), (server, client, True)):
+                    threading.Thread(target=self._forward, args=arguments, daemon=True).start()
 
-    def _pump(self, one: socket.socket, other: socket.socket, is_answer: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, is_response: bool) -> None:
         with contextlib.suppress(OSError):
-            while chunk := one.recv(65536):
-                if is_answer and self.cut_next_answer:
-                    self.cut_next_answer = False
+            while chunk := source.recv(65536):
+                if is_response and self.cut_next_response:
+                    self.cut_next_response = False
                     break
-                other.sendall(chunk)
-        for end in (one, other):
+                target.sendall(chunk)
+        for connection in (source, target):
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()

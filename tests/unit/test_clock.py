@@ -1,4 +1,4 @@
-"""Wall time that jumps, and a clock that does not: who waits for a time notices nothing."""
+"""A wall clock that jumps, and a steady clock that does not, so that no timeout is affected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import NoFields
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask, bodies
+from tests.support.broker_requests import (
+    FakeChannel,
+    bodies,
+    new_request,
+    pull_request,
+    send_request,
+)
 from tests.support.escrows import EscrowBench
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
@@ -23,7 +29,7 @@ JUMPS = [pytest.param(5 * HOUR_MS, id="forwards"), pytest.param(-5 * HOUR_MS, id
 
 
 @pytest.mark.parametrize("jump_ms", [*JUMPS, 100 * 24 * HOUR_MS])
-def test_a_jump_is_followed_by_a_tenth_of_the_time_that_passes(jump_ms: int) -> None:
+def test_a_jump_is_followed_at_a_tenth_of_the_speed_of_time(jump_ms: int) -> None:
     clock = ManualClock(NOW_MS)
     steady = SteadyClock(clock)
     clock.advance(ms=1000)
@@ -35,7 +41,7 @@ def test_a_jump_is_followed_by_a_tenth_of_the_time_that_passes(jump_ms: int) -> 
 
 
 @pytest.mark.parametrize("jump_ms", JUMPS)
-def test_it_is_wall_time_again_in_the_end_and_never_runs_backwards(jump_ms: int) -> None:
+def test_the_steady_clock_reaches_wall_time_and_never_runs_backwards(jump_ms: int) -> None:
     clock = ManualClock(NOW_MS)
     steady = SteadyClock(clock)
     clock.step_wall_clock(ms=jump_ms)
@@ -47,13 +53,13 @@ def test_it_is_wall_time_again_in_the_end_and_never_runs_backwards(jump_ms: int)
     assert abs(before_ms - clock.now_ms()) <= 1
 
 
-def test_what_was_noted_as_past_is_past_after_a_start() -> None:
+def test_the_steady_clock_does_not_start_before_a_recorded_time() -> None:
     steady = SteadyClock(ManualClock(NOW_MS), not_before_ms=NOW_MS + HOUR_MS)
     assert steady.now_ms() == NOW_MS + HOUR_MS
 
 
 class Bench:
-    """A broker as the server runs it: its own time is steady, messages are stamped by the wall."""
+    """A broker as the server runs it, with steady time, and wall time for stored messages."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(NOW_MS)
@@ -68,12 +74,12 @@ class Bench:
             store_host=HOST,
             wall_ms=lambda now_ms: self.clock.now_ms(),
         )
-        self.line = FakeChannel()
+        self.channel = FakeChannel()
 
     def turn(self, *requests: Any) -> None:
         now_ms = self.steady.now_ms()
         for request in requests:
-            self.broker.handle(self.line, request, now_ms)
+            self.broker.handle(self.channel, request, now_ms)
         self.broker.end_turn(now_ms)
 
     def wait(self, ms: int) -> None:
@@ -84,50 +90,50 @@ class Bench:
             self.broker.end_turn(now_ms)
 
 
-def a_heartbeat() -> Any:
+def heartbeat_request() -> Any:
     consumers = [
         {"groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
     ]
-    beat = {"clientID": "c", "producerDataSet": [], "consumerDataSet": consumers}
-    return ask(RequestCode.HEART_BEAT, NoFields(), json.dumps(beat).encode())
+    heartbeat = {"clientID": "c", "producerDataSet": [], "consumerDataSet": consumers}
+    return new_request(RequestCode.HEART_BEAT, NoFields(), json.dumps(heartbeat).encode())
 
 
 @pytest.mark.parametrize("jump_ms", JUMPS)
-def test_no_member_is_gone_and_no_pull_waits_longer_because_of_a_jump(jump_ms: int) -> None:
+def test_a_jump_does_not_expire_members_or_prolong_held_pulls(jump_ms: int) -> None:
     bench = Bench()
-    bench.turn(a_heartbeat(), a_send(body=b"x"))
-    bench.line.answers()
-    bench.turn(a_pull(queue_offset=1, suspend_timeout_millis=15_000, sys_flag=6))
+    bench.turn(heartbeat_request(), send_request(body=b"x"))
+    bench.channel.responses()
+    bench.turn(pull_request(queue_offset=1, suspend_timeout_millis=15_000, sys_flag=6))
     bench.clock.step_wall_clock(ms=jump_ms)
     bench.wait(11_000)
     assert bench.broker.consumers.member_ids("g") == ["c"]
-    assert bench.line.answers() == []
+    assert bench.channel.responses() == []
     bench.wait(8_000)
-    assert len(bench.line.answers()) == 1
-    bench.wait(200_000)  # nobody hears from it any more
+    assert len(bench.channel.responses()) == 1
+    bench.wait(200_000)  # the member sends no heartbeat
     assert bench.broker.consumers.member_ids("g") == []
 
 
-def test_a_level_is_waited_for_and_no_longer_if_the_wall_is_set_back() -> None:
+def test_a_delay_level_does_not_take_longer_if_the_wall_clock_is_set_back() -> None:
     bench = Bench()
-    bench.turn(a_send(body=b"before", properties="DELAY\x012\x02"))  # 5 s
+    bench.turn(send_request(body=b"before", properties="DELAY\x012\x02"))  # 5 s
     bench.clock.step_wall_clock(ms=-5 * HOUR_MS)
-    bench.turn(a_send(body=b"after", properties="DELAY\x012\x02"))
+    bench.turn(send_request(body=b"after", properties="DELAY\x012\x02"))
     bench.wait(4_000)
     assert bodies(bench.store, "T") == []
     bench.wait(4_000)
     assert bodies(bench.store, "T") == [b"before", b"after"]
-    bench.turn(a_send(body=b"later", properties="DELAY\x012\x02"))
+    bench.turn(send_request(body=b"later", properties="DELAY\x012\x02"))
     bench.wait(3_000)
-    assert bodies(bench.store, "T") == [b"before", b"after"]  # not at once either
+    assert bodies(bench.store, "T") == [b"before", b"after"]  # nor is it delivered at once
     bench.wait(5_000)
     assert bodies(bench.store, "T") == [b"before", b"after", b"later"]
 
 
-def test_a_timer_follows_the_wall() -> None:
+def test_a_timer_follows_the_wall_clock() -> None:
     bench = Bench()
     due_ms = NOW_MS + 2 * HOUR_MS
-    bench.turn(a_send(body=b"timed", properties=f"TIMER_DELIVER_MS\x01{due_ms}\x02"))
+    bench.turn(send_request(body=b"timed", properties=f"TIMER_DELIVER_MS\x01{due_ms}\x02"))
     bench.wait(1_000)
     assert bodies(bench.store, "T") == []
     bench.clock.step_wall_clock(ms=2 * HOUR_MS)
@@ -135,7 +141,7 @@ def test_a_timer_follows_the_wall() -> None:
     assert bodies(bench.store, "T") == [b"timed"]
 
 
-def test_a_transaction_is_neither_asked_about_nor_stranded_because_of_a_jump() -> None:
+def test_a_jump_neither_checks_nor_strands_a_transaction() -> None:
     clock = ManualClock(NOW_MS)
     steady = SteadyClock(clock)
     bench = EscrowBench()

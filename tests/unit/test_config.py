@@ -1,4 +1,4 @@
-"""Settings: the sources, which of them wins, errors and warnings."""
+"""Settings: their sources and precedence, errors and warnings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from escrowmq.config.rocketmq_keys import OBSOLETE_KEYS, ROCKETMQ_KEYS
 from escrowmq.config.settings import GROUPS
 from escrowmq.errors import ConfigError
 
-# What many a tutorial shows.
+# A file as in many tutorials of RocketMQ.
 BROKER_CONF = """\
 brokerClusterName = DefaultCluster
 brokerName = broker-b
@@ -54,22 +54,23 @@ def conf(tmp_path: Path) -> Path:
     return path
 
 
-def written(tmp_path: Path, text: str | bytes, name: str = "broker.conf") -> Path:
+def write_conf(tmp_path: Path, text: str | bytes, name: str = "broker.conf") -> Path:
     path = tmp_path / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
-def refused(file: Path | None = None, **environment: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+def refusal(file: Path | None = None, **environment: str) -> str:
+    """Assert that the configuration is refused, and return the text of the error."""
+    with pytest.raises(ConfigError) as refused:
         load_config(file, environment)
-    return str(caught.value)
+    return str(refused.value)
 
 
-# --- which source wins ---------------------------------------------------------------------------
+# --- precedence ----------------------------------------------------------------------------------
 
 
-def test_without_sources_everything_has_its_default() -> None:
+def test_without_sources_every_setting_has_its_default() -> None:
     resolved = load_config()
     assert resolved.config == Config()
     assert resolved.warnings == ()
@@ -108,13 +109,13 @@ def test_a_key_that_only_rocketmq_has_is_a_warning(conf: Path) -> None:
 @pytest.mark.parametrize("key", ["aclEnable", "authenticationEnabled", "authorizationEnabled"])
 def test_access_control_requires_a_file_of_accounts(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="escrowAclFile must name"):
-        load_config(written(tmp_path, f"{key}=true"))
-    config = load_config(written(tmp_path, f"{key}=true\nescrowAclFile=acl.yml")).config
+        load_config(write_conf(tmp_path, f"{key}=true"))
+    config = load_config(write_conf(tmp_path, f"{key}=true\nescrowAclFile=acl.yml")).config
     assert config.security.is_acl_on
 
 
 @pytest.mark.parametrize(
-    ("text", "wrong"),
+    ("text", "reason"),
     [
         ("tls.server.mode=enforcing", "certPath must name"),
         ("tls.server.mode=strict", "must be DISABLED or PERMISSIVE or ENFORCING"),
@@ -122,19 +123,19 @@ def test_access_control_requires_a_file_of_accounts(tmp_path: Path, key: str) ->
         ("tls.server.need.client.auth=require", "trustCertPath must name"),
     ],
 )
-def test_incomplete_tls_settings_are_refused(tmp_path: Path, text: str, wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
-        load_config(written(tmp_path, text))
+def test_incomplete_tls_settings_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_config(write_conf(tmp_path, text))
 
 
 SECRET = "hush-hush-1234"
 
 
 def test_a_secret_is_read_and_never_shown(tmp_path: Path) -> None:
-    told = f'{{"accessKey":"broker-1","secretKey":"{SECRET}"}}'
-    file = written(
+    credentials = f'{{"accessKey":"broker-1","secretKey":"{SECRET}"}}'
+    file = write_conf(
         tmp_path,
-        f"tls.server.keyPassword={SECRET}\ninnerClientAuthenticationCredentials={told}",
+        f"tls.server.keyPassword={SECRET}\ninnerClientAuthenticationCredentials={credentials}",
     )
     resolved = load_config(file)
     assert resolved.config.security.tls_key_password.reveal() == SECRET
@@ -145,16 +146,16 @@ def test_a_secret_is_read_and_never_shown(tmp_path: Path) -> None:
 
 
 def test_the_error_of_a_secret_does_not_contain_it(tmp_path: Path) -> None:
-    file = written(tmp_path, f"innerClientAuthenticationCredentials={SECRET}")
-    with pytest.raises(ConfigError) as caught:
+    file = write_conf(tmp_path, f"innerClientAuthenticationCredentials={SECRET}")
+    with pytest.raises(ConfigError) as refused:
         load_config(file)
-    assert SECRET not in f"{caught.value!r}{caught.value}"
+    assert SECRET not in f"{refused.value!r}{refused.value}"
     environment = {
         "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS": f'{{"secretKey":"{SECRET}"}}'
     }
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as refused:
         load_config(None, environment)
-    assert SECRET not in str(caught.value)
+    assert SECRET not in str(refused.value)
 
 
 def test_variables_of_clients_are_not_settings() -> None:
@@ -169,11 +170,11 @@ def test_a_later_source_wins(conf: Path) -> None:
     assert resolved.config.network.listen_port == 2
     assert resolved.config.store.root_dir == Path("here")
     assert resolved.config.broker.cluster_name == "DefaultCluster"
-    places = {key: str(origin) for key, origin in resolved.origins.items()}
-    assert places["brokerName"] == "ESCROWMQ_BROKER_NAME"
-    assert places["listenPort"] == "--port"
-    assert places["brokerClusterName"] == f"{conf}:1"
-    assert places["maxMessageSize"] == "default"
+    origins = {key: str(origin) for key, origin in resolved.origins.items()}
+    assert origins["brokerName"] == "ESCROWMQ_BROKER_NAME"
+    assert origins["listenPort"] == "--port"
+    assert origins["brokerClusterName"] == f"{conf}:1"
+    assert origins["maxMessageSize"] == "default"
     changed = {entry.setting.key for entry in resolved.entries() if entry.is_changed}
     assert {"brokerName", "listenPort", "storePathRootDir"} < changed
     assert "maxMessageSize" not in changed
@@ -181,27 +182,29 @@ def test_a_later_source_wins(conf: Path) -> None:
 
 def test_metrics_are_off_by_default(tmp_path: Path) -> None:
     assert not Config().metrics.is_enabled
-    assert not load_config(written(tmp_path, "metricsPromExporterPort=1")).config.metrics.is_enabled
-    prometheus = written(tmp_path, "metricsExporterType=prom\nmetricsPromExporterHost=0.0.0.0")
+    assert not load_config(
+        write_conf(tmp_path, "metricsPromExporterPort=1")
+    ).config.metrics.is_enabled
+    prometheus = write_conf(tmp_path, "metricsExporterType=prom\nmetricsPromExporterHost=0.0.0.0")
     metrics = load_config(prometheus).config.metrics
     assert (metrics.is_enabled, metrics.metrics_port) == (True, 5557)
     assert metrics.metrics_address == "0.0.0.0"
     environment = {"ESCROWMQ_METRICS_EXPORTER_TYPE": "PROM"}
     assert load_config(None, environment).config.metrics.is_enabled
-    assert "only Prometheus is served" in refused(None, ESCROWMQ_METRICS_EXPORTER_TYPE="LOG")
+    assert "only Prometheus is served" in refusal(None, ESCROWMQ_METRICS_EXPORTER_TYPE="LOG")
 
 
 def test_the_flag_for_metrics_wins_over_the_file(tmp_path: Path) -> None:
-    off = written(tmp_path, "metricsExporterType=DISABLE\nmetricsPromExporterPort=1")
+    off = write_conf(tmp_path, "metricsExporterType=DISABLE\nmetricsPromExporterPort=1")
     resolved = load_config(off, {}, {"--metrics-port": "2"})
     assert (resolved.config.metrics.is_enabled, resolved.config.metrics.metrics_port) == (True, 2)
     assert str(resolved.origins["metricsExporterType"]) == "follows metricsPromExporterPort"
-    on = written(tmp_path, "metricsExporterType=PROM")
+    on = write_conf(tmp_path, "metricsExporterType=PROM")
     assert not load_config(on, {}, {"--metrics-port": "0"}).config.metrics.is_enabled
 
 
 def test_a_repeated_key_has_its_last_value_and_a_warning(tmp_path: Path) -> None:
-    path = written(tmp_path, "listenPort=1\n\nlistenPort=2\n")
+    path = write_conf(tmp_path, "listenPort=1\n\nlistenPort=2\n")
     resolved = load_config(path)
     assert resolved.config.network.listen_port == 2
     assert resolved.warnings == (
@@ -228,7 +231,7 @@ def test_an_unknown_variable_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "flags", "bind", "told"),
+    ("environment", "flags", "bind", "advertised"),
     [
         ({"BROKER_IP1": "10.0.0.5"}, {}, "0.0.0.0", "10.0.0.5"),
         ({"BROKER_IP1": "fd00::5"}, {}, "::", "fd00::5"),
@@ -242,28 +245,28 @@ def test_an_unknown_variable_is_a_warning() -> None:
     ],
 )
 def test_an_address_that_is_not_set_follows_the_other(
-    environment: dict[str, str], flags: dict[str, str], bind: str, told: str
+    environment: dict[str, str], flags: dict[str, str], bind: str, advertised: str
 ) -> None:
     variables = {f"ESCROWMQ_{name}": value for name, value in environment.items()}
     config = load_config(None, variables, flags).config
-    assert (config.network.bind_address, config.broker.advertised_address) == (bind, told)
+    assert (config.network.bind_address, config.broker.advertised_address) == (bind, advertised)
 
 
 def test_a_wildcard_address_is_not_advertised() -> None:
-    assert "an address that clients can reach" in refused(ESCROWMQ_BROKER_IP1="0.0.0.0")
+    assert "an address that clients can reach" in refusal(ESCROWMQ_BROKER_IP1="0.0.0.0")
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 
 def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    path = written(tmp_path, "# ours\nflushDisktyp=SYNC_FLUSH\n")
-    said = refused(path)
-    assert said == f"{path}:2: there is no setting 'flushDisktyp'; did you mean flushDiskType?"
+    path = write_conf(tmp_path, "# a comment\nflushDisktyp=SYNC_FLUSH\n")
+    reason = refusal(path)
+    assert reason == f"{path}:2: there is no setting 'flushDisktyp'; did you mean flushDiskType?"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         ("listenPort=65536", "listenPort='65536': must be a whole number from 0 to 65535"),
         ("listenPort=1_0", "listenPort='1_0': must be a whole number from 0 to 65535"),
@@ -292,21 +295,21 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_value_is_refused_with_what_is_allowed(
-    tmp_path: Path, line: str, said: str
+    tmp_path: Path, line: str, reason: str
 ) -> None:
-    assert said in refused(written(tmp_path, line))
+    assert reason in refusal(write_conf(tmp_path, line))
 
 
 def test_the_error_names_the_origin_of_the_value(tmp_path: Path) -> None:
-    path = written(tmp_path, "\n\nlistenPort: x\n")
-    assert refused(path).startswith(f"{path}:3: listenPort='x': ")
-    assert refused(ESCROWMQ_LISTEN_PORT="x").startswith("ESCROWMQ_LISTEN_PORT: listenPort='x': ")
+    path = write_conf(tmp_path, "\n\nlistenPort: x\n")
+    assert refusal(path).startswith(f"{path}:3: listenPort='x': ")
+    assert refusal(ESCROWMQ_LISTEN_PORT="x").startswith("ESCROWMQ_LISTEN_PORT: listenPort='x': ")
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    assert "No such file" in refused(tmp_path / "missing.conf")
-    assert "cannot be read" in refused(tmp_path)
-    assert "larger than 1048576 bytes" in refused(written(tmp_path, b"#" * ((1 << 20) + 1)))
+    assert "No such file" in refusal(tmp_path / "missing.conf")
+    assert "cannot be read" in refusal(tmp_path)
+    assert "larger than 1048576 bytes" in refusal(write_conf(tmp_path, b"#" * ((1 << 20) + 1)))
 
 
 def test_groups_check_their_values() -> None:
@@ -315,7 +318,7 @@ def test_groups_check_their_values() -> None:
     with pytest.raises(ConfigError, match="mappedFileSizeConsumeQueue=19"):
         StoreConfig(queue_file_bytes=19)
     with pytest.raises(ConfigError, match="traceOn=1: must be true or false"):
-        BrokerConfig(trace_on=1)  # type: ignore[arg-type]  # that is the point
+        BrokerConfig(trace_on=1)  # type: ignore[arg-type]  # the wrong type is tested
 
 
 def test_the_size_of_a_queue_file_is_rounded_up_to_whole_entries() -> None:
@@ -332,7 +335,7 @@ def test_sync_master_is_a_warning() -> None:
 
 
 def test_a_name_server_with_listen_port_is_a_warning(tmp_path: Path) -> None:
-    path = written(tmp_path, "listenPort=9999")
+    path = write_conf(tmp_path, "listenPort=9999")
     (warning,) = role_warnings(load_config(path), "namesrv")
     assert (
         warning == f"{path}:1: listenPort is the port of the broker; "
@@ -361,7 +364,7 @@ delete_hours = [4, 16]
 [delay]
 messageDelayLevel = ["1s", "2m"]
 """
-    path = written(tmp_path, text, "broker.toml")
+    path = write_conf(tmp_path, text, "broker.toml")
     resolved = load_config(path)
     config = resolved.config
     assert config.broker.broker_name == "broker-t"
@@ -375,7 +378,7 @@ messageDelayLevel = ["1s", "2m"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("listenPort =", "broker.toml: Invalid value"),
         ("listenPort = 1.5", "broker.toml:1: listenPort='1.5': must be a whole number"),
@@ -389,17 +392,17 @@ messageDelayLevel = ["1s", "2m"]
         ("a = " + "1" * 5_000, "broker.toml: "),
     ],
 )
-def test_invalid_toml_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    assert said in refused(written(tmp_path, text, "broker.toml"))
+def test_invalid_toml_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    assert reason in refusal(write_conf(tmp_path, text, "broker.toml"))
 
 
-def test_toml_with_key_and_name_of_a_setting_has_the_last_and_a_warning(tmp_path: Path) -> None:
-    path = written(tmp_path, "listenPort = 1\nlisten_port = 2\nhaListenPort = 3\n", "b.toml")
+def test_in_toml_the_last_of_key_and_name_counts_with_a_warning(tmp_path: Path) -> None:
+    path = write_conf(tmp_path, "listenPort = 1\nlisten_port = 2\nhaListenPort = 3\n", "b.toml")
     resolved = load_config(path)
     assert resolved.config.network.listen_port == 2
-    again, replicas = resolved.warnings
-    assert again == f"{path}:2: listenPort is set a second time; {path}:1 has no effect"
-    assert "there is no replication" in replicas
+    repeated, replication = resolved.warnings
+    assert repeated == f"{path}:2: listenPort is set a second time; {path}:1 has no effect"
+    assert "there is no replication" in replication
 
 
 # --- properties ----------------------------------------------------------------------------------
@@ -425,16 +428,16 @@ def test_toml_with_key_and_name_of_a_setting_has_the_last_and_a_warning(tmp_path
         ("\\", []),
     ],
 )
-def test_properties_are_read_as_java_reads_them(
+def test_properties_are_parsed_as_java_parses_them(
     text: str, pairs: list[tuple[str, str, int]]
 ) -> None:
     expected = [FileProperty(key=key, value=value, line=line) for key, value, line in pairs]
     assert list(read_properties(text)) == expected
 
 
-@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "latin-1"])
-def test_a_file_may_be_in_utf_8_or_latin_1(tmp_path: Path, coding: str) -> None:
-    path = written(tmp_path, "# für alle\nbrokerName=Köln\n".encode(coding))
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
+def test_a_file_may_be_in_utf_8_or_latin_1(tmp_path: Path, encoding: str) -> None:
+    path = write_conf(tmp_path, "# für alle\nbrokerName=Köln\n".encode(encoding))
     assert load_config(path).config.broker.broker_name == "Köln"
 
 
@@ -448,22 +451,22 @@ def test_names_of_settings_are_unique() -> None:
     assert [item.name for item in fields(Config)] == list(GROUPS)
 
 
-def test_keys_are_rocketmqs_or_begin_with_escrow() -> None:
+def test_a_key_is_one_of_rocketmq_or_only_of_escrowmq() -> None:
     assert {s.key for s in SETTINGS if not s.is_escrowmq_only} <= ROCKETMQ_KEYS
     assert not {s.key for s in SETTINGS if s.is_escrowmq_only} & ROCKETMQ_KEYS
     assert not OBSOLETE_KEYS & ROCKETMQ_KEYS
     assert len(ROCKETMQ_KEYS) > 500
 
 
-def test_help_is_a_sentence() -> None:
+def test_every_help_text_is_a_sentence() -> None:
     assert [s.key for s in SETTINGS if not re.fullmatch(r"[A-Z0-9].*[^.]\.", s.help)] == []
 
 
 def test_the_uncommented_example_has_the_defaults(tmp_path: Path) -> None:
     lines = list(example_lines())
-    assert load_config(written(tmp_path, "\n".join(lines))).config == Config()
-    bare = "\n".join(re.sub(r"^#(?=\w)", "", line) for line in lines)
-    resolved = load_config(written(tmp_path, bare))
+    assert load_config(write_conf(tmp_path, "\n".join(lines))).config == Config()
+    uncommented = "\n".join(re.sub(r"^#(?=\w)", "", line) for line in lines)
+    resolved = load_config(write_conf(tmp_path, uncommented))
     assert resolved.config == Config()
     assert Source.DEFAULT not in {origin.source for origin in resolved.origins.values()}
 

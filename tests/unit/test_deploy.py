@@ -1,4 +1,4 @@
-"""The files in deploy/ use existing flags and settings, and run nothing as root."""
+"""The files in deploy/ use existing flags and settings, and do not run as root."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ def flags_of_serve() -> set[str]:
 
 
 def test_the_commands_use_existing_flags() -> None:
-    [started] = re.findall(r"^ExecStart=\S+/escrowmq serve (.*)$", UNIT, re.MULTILINE)
-    [command] = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
-    used = {word for word in [*started.split(), *json.loads(command)] if word.startswith("-")}
-    assert used
-    assert used <= flags_of_serve()
+    [unit_arguments] = re.findall(r"^ExecStart=\S+/escrowmq serve (.*)$", UNIT, re.MULTILINE)
+    [docker_arguments] = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    arguments = [*unit_arguments.split(), *json.loads(docker_arguments)]
+    flags = {argument for argument in arguments if argument.startswith("-")}
+    assert flags
+    assert flags <= flags_of_serve()
 
 
-def test_variables_are_settings() -> None:
-    named = set(re.findall(r"\bESCROWMQ_[A-Z_0-9]+(?==)", DOCKERFILE))
-    assert named
-    assert named <= set(BY_ENVIRONMENT)
+def test_the_variables_are_settings() -> None:
+    variables = set(re.findall(r"\bESCROWMQ_[A-Z_0-9]+(?==)", DOCKERFILE))
+    assert variables
+    assert variables <= set(BY_ENVIRONMENT)
 
 
-def test_both_explain_how_to_serve_other_machines_with_accounts() -> None:
-    """Listening on another address without accounts is refused."""
+def test_both_files_explain_how_to_serve_other_machines_with_accounts() -> None:
+    """A server refuses to listen on other addresses without accounts."""
     for text, names in (
         (DOCKERFILE, ("ESCROWMQ_ACL_ENABLE=true", "ESCROWMQ_ACL_FILE=", "ESCROWMQ_INSECURE=true")),
         (UNIT, ("aclEnable=true", "escrowAclFile=", "escrowInsecure=true")),
@@ -46,7 +47,7 @@ def test_both_explain_how_to_serve_other_machines_with_accounts() -> None:
             assert name in text
 
 
-def test_the_health_check_is_a_program() -> None:
+def test_the_health_check_is_a_valid_program() -> None:
     [command] = re.findall(r"^    CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     python, _, program = json.loads(command)
     assert python == "python"
@@ -71,6 +72,6 @@ def test_nothing_runs_as_root() -> None:
 
 def test_the_health_check_uses_the_port_that_the_command_opens() -> None:
     [command] = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
-    words = json.loads(command)
-    port = words[words.index("--metrics-port") + 1]
+    arguments = json.loads(command)
+    port = arguments[arguments.index("--metrics-port") + 1]
     assert f"http://127.0.0.1:{port}/health/ready" in DOCKERFILE

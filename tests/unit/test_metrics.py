@@ -1,4 +1,4 @@
-"""Prometheus' text, byte for byte where it matters."""
+"""Metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def text_of(*samples: Samples, **labels: str) -> str:
 
 def test_a_gauge_and_a_counter_have_a_heading_each() -> None:
     assert text_of(
-        Gauge("lines", "Lines that are open.").value(3),
-        Counter("seen_total", "Seen.", ("topic",)).samples([(("a",), 1), (("b",), 2.5)]),
+        Gauge("connections", "Open connections.").value(3),
+        Counter("sends_total", "Sends.", ("topic",)).samples([(("a",), 1), (("b",), 2.5)]),
     ) == (
-        "# HELP lines Lines that are open.\n"
-        "# TYPE lines gauge\n"
-        "lines 3\n"
-        "# HELP seen_total Seen.\n"
-        "# TYPE seen_total counter\n"
-        'seen_total{topic="a"} 1\n'
-        'seen_total{topic="b"} 2.5\n'
+        "# HELP connections Open connections.\n"
+        "# TYPE connections gauge\n"
+        "connections 3\n"
+        "# HELP sends_total Sends.\n"
+        "# TYPE sends_total counter\n"
+        'sends_total{topic="a"} 1\n'
+        'sends_total{topic="b"} 2.5\n'
     )
 
 
-def test_labels_of_the_registry_are_on_every_sample() -> None:
+def test_every_sample_has_the_labels_of_the_registry() -> None:
     text = text_of(
         Gauge("a", "A.").value(1),
         Gauge("b", "B.", ("x",)).value(2, "y"),
@@ -54,7 +54,7 @@ def test_labels_of_the_registry_are_on_every_sample() -> None:
         ("é☃, }", "é☃, }"),
     ],
 )
-def test_labels_are_escaped_and_read_back_the_same(value: str, text: str) -> None:
+def test_labels_are_escaped_and_parsed_to_the_same_value(value: str, text: str) -> None:
     page = text_of(Gauge("a", "A.", ("label", "next")).value(1, value, "1"))
     assert f'a{{label="{text}",next="1"}} 1\n' in page
     assert parse(page).labels("a") == [{"label": value, "next": "1"}]
@@ -78,16 +78,16 @@ def test_a_help_text_stays_on_its_line() -> None:
         (math.nan, "NaN"),
     ],
 )
-def test_numbers_are_written_as_prometheus_reads_them(value: float, text: str) -> None:
+def test_numbers_are_written_in_the_format_of_prometheus(value: float, text: str) -> None:
     assert text_of(Gauge("a", "A.").value(value)).splitlines()[-1] == f"a {text}"
 
 
 def test_the_buckets_of_a_histogram_are_cumulative_and_end_with_all() -> None:
-    seen = Distribution((1, 2.5, 10))
+    distribution = Distribution((1, 2.5, 10))
     for value in (0, 1, 1.1, 2.5, 11, 1000):
-        seen.observe(value)
-    seen.observe(10, times=3)
-    assert text_of(Histogram("h", "H.", ("a",)).value(seen, "b")).splitlines()[2:] == [
+        distribution.observe(value)
+    distribution.observe(10, times=3)
+    assert text_of(Histogram("h", "H.", ("a",)).value(distribution, "b")).splitlines()[2:] == [
         'h_bucket{a="b",le="1"} 2',
         'h_bucket{a="b",le="2.5"} 4',
         'h_bucket{a="b",le="10"} 7',
@@ -95,7 +95,7 @@ def test_the_buckets_of_a_histogram_are_cumulative_and_end_with_all() -> None:
         'h_sum{a="b"} 1045.6',
         'h_count{a="b"} 9',
     ]
-    assert seen.count == 9
+    assert distribution.count == 9
 
 
 def test_an_empty_histogram_has_all_its_buckets() -> None:
@@ -124,7 +124,7 @@ def test_a_name_that_is_declared_twice_is_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "é", "a\n"])
-def test_a_name_that_prometheus_would_not_read_is_a_mistake(name: str) -> None:
+def test_a_name_that_is_invalid_in_prometheus_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not a valid name"):
         Gauge(name, "A.")
     with pytest.raises(ValueError, match="is not a valid name"):
@@ -139,7 +139,7 @@ def test_a_sample_has_a_value_for_each_label(label_values: tuple[str, ...]) -> N
         text_of(Gauge("a", "A.", ("label",)).value(1, *label_values))
 
 
-def test_collectors_are_called_each_time() -> None:
+def test_collectors_are_called_for_each_page() -> None:
     registry, values = Registry(), iter((1, 2))
     registry.add(lambda: [Gauge("a", "A.").value(next(values))])
     assert "".join(registry.lines()).endswith("a 1\n")

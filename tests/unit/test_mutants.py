@@ -1,4 +1,4 @@
-"""The mutation tester: which mistakes it plants, which not, and that it works in a copy."""
+"""The mutation tester: which mutations it makes, and that it changes only a copy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def mutated(source: str) -> list[str]:
         ("async def f(): await a()", ["async def f(): pass"]),
     ],
 )
-def test_each_mistake_changes_a_single_thing(source: str, expected: list[str]) -> None:
+def test_each_mutation_changes_a_single_thing(source: str, expected: list[str]) -> None:
     assert sorted(mutated(source)) == sorted(expected)
 
 
@@ -80,7 +80,7 @@ def test_each_mistake_changes_a_single_thing(source: str, expected: list[str]) -
         "x = f'{a + 1:>3}'",
     ],
 )
-def test_what_only_informs_people_is_left_alone(source: str) -> None:
+def test_code_without_an_effect_on_the_program_is_not_mutated(source: str) -> None:
     assert mutated(source) == []
 
 
@@ -90,21 +90,23 @@ def test_the_other_branch_of_a_type_checking_block_is_mutated() -> None:
     ]
 
 
-def test_every_mistake_in_this_file_is_valid_python_and_differs() -> None:
+def test_every_mutation_of_this_file_is_valid_python_and_differs() -> None:
     source = Path(__file__).read_text()
     before = ast.dump(ast.parse(source))
     for text in mutated(source):
         assert ast.dump(ast.parse(text)) != before
 
 
-def test_a_mistake_shows_the_old_and_the_new_line() -> None:
+def test_a_mutation_shows_the_old_and_the_new_line() -> None:
     source = "x = a\nif (a\n        and b):  # both\n    pass\n"
-    (mutation,) = (each for each in mutations(source) if each.operator is Operator.AND_OR)
+    (mutation,) = (
+        mutation for mutation in mutations(source) if mutation.operator is Operator.AND_OR
+    )
     assert mutation.line == 3
     assert mutation.old_and_new_line(source) == ("and b): # both", "or b): # both")
 
 
-def test_a_mistake_says_where_it_runs() -> None:
+def test_a_mutation_has_its_place_in_the_source() -> None:
     source = textwrap.dedent("""\
         LIMIT = 1
         class A:
@@ -117,16 +119,18 @@ def test_a_mistake_says_where_it_runs() -> None:
                     case 5:
                         pass
         """)
-    places = [m.place for m in mutations(source) if m.operator is Operator.INTEGER]
-    assert [(each.first_line, each.last_line, each.in_function) for each in places] == [
+    places = [
+        mutation.place for mutation in mutations(source) if mutation.operator is Operator.INTEGER
+    ]
+    assert [(place.first_line, place.last_line, place.in_function) for place in places] == [
         (1, 1, False),
         (3, 3, False),
         (4, 4, False),
         (5, 6, True),
         (9, 9, True),
     ]
-    assert [each.names for each in places] == [("LIMIT",), ("size",), ("f",), (), ()]
-    assert [each.owner for each in places] == [None, "A", "A", "A", "A"]
+    assert [place.names for place in places] == [("LIMIT",), ("size",), ("f",), (), ()]
+    assert [place.owner for place in places] == [None, "A", "A", "A", "A"]
 
 
 # --- sampling ------------------------------------------------------------------------------------
@@ -139,8 +143,9 @@ def many_mutants(package: str, count: int) -> list[Mutant]:
 
 def test_a_sample_is_spread_evenly_over_the_packages() -> None:
     mutants = {"large": many_mutants("large", 100), "small": many_mutants("small", 3)}
-    chosen = [mutant.package for mutant in sample(mutants, 10, seed=1)]
-    assert (chosen.count("large"), chosen.count("small")) == (7, 3)
+    packages_of_sample = [mutant.package for mutant in sample(mutants, 10, seed=1)]
+    assert packages_of_sample.count("large") == 7
+    assert packages_of_sample.count("small") == 3
 
 
 def test_a_larger_sample_contains_the_smaller_one_of_the_same_seed() -> None:
@@ -149,7 +154,7 @@ def test_a_larger_sample_contains_the_smaller_one_of_the_same_seed() -> None:
     assert sample(mutants, 11, seed=3) != sample(mutants, 11, seed=4)
 
 
-def test_a_sample_of_more_than_there_are_is_all_of_them() -> None:
+def test_a_sample_larger_than_the_population_contains_everything() -> None:
     assert len(sample({"a": many_mutants("a", 5), "b": []}, 50, seed=1)) == 5
 
 
@@ -214,7 +219,7 @@ def contents(root: Path) -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.mark.slow
-def test_a_run_reports_what_the_tests_notice_and_leaves_the_checkout_alone(
+def test_a_run_reports_noticed_mutants_and_does_not_change_the_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, report = fake_project(tmp_path / "project"), tmp_path / "report.json"
@@ -242,12 +247,12 @@ def test_a_run_reports_what_the_tests_notice_and_leaves_the_checkout_alone(
     assert "tests/test_prices.py::test_that_fails_anyway" in printed.err
     assert "Recording" in printed.err
 
-    assert main([*arguments, "--count", "0"], root=root) == 0  # what was recorded is kept
+    assert main([*arguments, "--count", "0"], root=root) == 0  # uses the recorded coverage
     assert "Recording" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_mutant_that_hangs_is_stopped_and_taken_out_again(tmp_path: Path) -> None:
+def test_a_mutant_that_hangs_is_stopped_and_removed(tmp_path: Path) -> None:
     root = fake_project(tmp_path)
     (hanging,) = mutants_of(root, "shop", packages(root)["shop"])
     test = "tests/test_prices.py::test_a_wait_ends"
@@ -264,7 +269,7 @@ def test_a_mutant_that_hangs_is_stopped_and_taken_out_again(tmp_path: Path) -> N
     ("name", "is_recorded_again"),
     [("src/shop/new.py", True), ("tests/new.py", True), ("docs/new.md", False)],
 )
-def test_lines_are_recorded_again_when_source_or_tests_change(
+def test_coverage_is_recorded_again_when_source_or_tests_change(
     tmp_path: Path, name: str, is_recorded_again: bool
 ) -> None:
     root = fake_project(tmp_path)

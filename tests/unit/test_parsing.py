@@ -1,4 +1,4 @@
-"""Addresses, times, durations, sizes and suggestions mean the same wherever they are given."""
+"""Addresses, times, durations, sizes and suggestions are parsed the same everywhere."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ def test_servers_may_be_given_as_a_sequence() -> None:
 
 @pytest.mark.parametrize("text", ["a:1,b:2", "a:1;b:2"])
 def test_client_spark_and_settings_split_a_server_list_alike(text: str) -> None:
-    # The parts hold their servers privately, and connect only when they are used.
-    pool: Any = ConnectionPool.__new__(ConnectionPool)
-    # Private: the parsed addresses have no public view.
+    pool: Any = ConnectionPool.__new__(ConnectionPool)  # not used: nothing connects here
+    # Private: Routes has no public view of the parsed addresses.
     assert Routes(text, pool, ManualClock())._servers == TWO_SERVERS
     assert WriteCluster(text, NO_ACCESS, wait_s=1).servers == TWO_SERVERS
     assert ReadCluster(text, NO_ACCESS).servers == TWO_SERVERS
@@ -88,7 +87,7 @@ def test_a_time_without_an_offset_is_utc(text: str, ms: int) -> None:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
-def test_reconcile_takes_a_time_without_an_offset_as_utc(
+def test_the_option_since_takes_a_time_without_an_offset_as_utc(
     zone: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     from time import tzset
@@ -106,7 +105,7 @@ def test_reconcile_takes_a_time_without_an_offset_as_utc(
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "10m"])
-def test_a_text_that_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time, expected one such as 2026-01-01T00:00"):
         parse_timestamp(text)
 
@@ -140,7 +139,7 @@ def test_a_number_without_a_unit_needs_a_default_unit() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "1y", "1.5h", "-1s", "1234567890s", "1s 2s"])
-def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected one such as 90s"):
         parse_duration_ms(text, default_unit="s")
 
@@ -172,7 +171,7 @@ def test_the_most_similar_name_is_suggested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "quoted"),
+    ("source", "quoted"),
     [
         ('{0:"a"}', '{"0":"a"}'),
         ('{0:"a",1:"b"}', '{"0":"a","1":"b"}'),
@@ -188,31 +187,31 @@ def test_the_most_similar_name_is_suggested() -> None:
         ("", ""),
     ],
 )
-def test_only_number_keys_are_quoted(written: str, quoted: str) -> None:
-    assert quote_number_keys(written) == quoted
+def test_only_number_keys_are_quoted(source: str, quoted: str) -> None:
+    assert quote_number_keys(source) == quoted
 
 
-def test_offsets_as_java_brokers_store_them() -> None:
-    written = b'{"offsetTable":{"orders@group":{0:12,1:7},"%RETRY%group@group":{0:0}}}'
-    assert parse_lenient_json(written) == {
+def test_the_offsets_file_of_a_java_broker_is_parsed() -> None:
+    source = b'{"offsetTable":{"orders@group":{0:12,1:7},"%RETRY%group@group":{0:0}}}'
+    assert parse_lenient_json(source) == {
         "offsetTable": {"orders@group": {"0": 12, "1": 7}, "%RETRY%group@group": {"0": 0}}
     }
 
 
 @pytest.mark.parametrize(
-    "written",
+    "source",
     [b"", b"{0}", b"{0:}", b"{x:1}", b'{{"topic":"t"}:1}', b'"\xff"', b"[" * 100_000],
 )
-def test_text_that_is_broken_in_another_way_is_refused(written: bytes) -> None:
+def test_other_invalid_json_is_refused(source: bytes) -> None:
     with pytest.raises(BrokenBody):
-        parse_lenient_json(written)
+        parse_lenient_json(source)
 
 
 @pytest.mark.parametrize(
     "piece", ['\\"', '"', "{", "{ ", ",1", "{1", '"\\', "1:", "{1 ", '{1:"'], ids=repr
 )
-def test_the_cost_is_linear(piece: str) -> None:
-    # Quadratic would be some 10^11 steps here, and run into the time limit of the suite.
+def test_quoting_takes_linear_time(piece: str) -> None:
+    # A quadratic algorithm would take about 10^11 steps and exceed the time limit of the suite.
     text = '"' * (piece == '\\"') + piece * 300_000
     assert len(quote_number_keys(text)) >= len(text)
 

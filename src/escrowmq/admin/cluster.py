@@ -32,7 +32,7 @@ from escrowmq.remoting.headers import Header
 from escrowmq.remoting.headers_admin import GetRoute
 
 if TYPE_CHECKING:
-    from escrowmq.client.routes import Route
+    from escrowmq.client.topic_route import Route
 
 T = TypeVar("T")
 
@@ -144,8 +144,9 @@ class Cluster:
         With `include_replicas`, a broker without a master can be read from a replica. Raises
         NoRoute if there is no such topic.
         """
-        # Imported here because routes.py brings asyncio along, and commands start quickly.
-        from escrowmq.client.routes import parse_route
+        # Imported here because topic_route.py brings the client's message types along, which most
+        # commands do not need, and commands start quickly.
+        from escrowmq.client.topic_route import parse_route
 
         header = GetRoute(topic=topic, accept_standard_json_only=True)
         try:

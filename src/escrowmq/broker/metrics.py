@@ -183,6 +183,10 @@ CONFLICTS: Final = Counter(
 UNREADABLE_HALVES: Final = Counter(
     "escrowmq_unreadable_halves_total", "Half messages that could not be read back from the log."
 )
+SET_ASIDE_HALVES: Final = Counter(
+    "escrowmq_set_aside_halves_total",
+    "Half messages that are not checked any more because their check failed with an error.",
+)
 CHECKS_SENT: Final = Counter("escrowmq_checks_sent_total", "Checks that were sent.")
 CHECKS_UNSENT: Final = Counter(
     "escrowmq_checks_unsent_total",
@@ -409,6 +413,7 @@ class TransactionMetrics:
         yield REPEATED_ENDS.value(counters.repeated_ends)
         yield CONFLICTS.value(counters.conflicts)
         yield UNREADABLE_HALVES.value(counters.unreadable_halves)
+        yield SET_ASIDE_HALVES.value(counters.set_aside_halves)
 
     def _check_metrics(self) -> Iterator[Samples]:
         counters = self._checker.counters

@@ -165,6 +165,15 @@ class BrokerConfig(_SettingsGroup):
         True, Boolean(), "traceOn", "",
         "Tell clients to send traces of their messages.",
     )
+    has_trace_topic: bool = setting(
+        False, Boolean(), "traceTopicEnable", "",
+        "Create the topic for traces. Without it, a client's first trace creates the topic, if "
+        "topics are created automatically.",
+    )
+    trace_topic: str = setting(
+        "RMQ_SYS_TRACE_TOPIC", PrintableName(), "msgTraceTopicName", "",
+        "Name of the topic for traces that traceTopicEnable creates.",
+    )
     stores_replies: bool = setting(
         True, Boolean(), "storeReplyMessageEnable", "",
         "Store the reply to a request message as well as forward it.",

@@ -156,6 +156,7 @@ CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO: Final = "REPLY_TO_CLIENT"
 TTL_MS: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"
+PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"  # when the broker pushed the reply
 
 # --- properties of transactional messages --------------------------------------------------------
 

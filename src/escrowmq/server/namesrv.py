@@ -109,7 +109,9 @@ class _NameServerHandler:
         validator = self._access.validator
         if validator is not None:
             try:
-                validator.check(request, connection.address, self._required_permissions)
+                validator.check(
+                    request, connection.address, self._required_permissions, now_ms=now_ms
+                )
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
                 return

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.interop.remoting import RESPONSE, Client
-from tests.support.brokers import Served, next_answer
+from tests.support.brokers import Server, next_response
 
 pytestmark = pytest.mark.slow
 
@@ -27,14 +27,14 @@ def join(client: Client) -> None:
 def asked_of(client: Client, code: int) -> tuple[dict[str, Any], bytes]:
     """The broker's next question of this kind."""
     while True:
-        header, body = client.unasked.pop(0) if client.unasked else client.receive_frame()
+        header, body = client.next_frame()
         if not header["flag"] & RESPONSE and header["code"] == code:
             return header, body
 
 
 def test_a_question_goes_to_the_consumer_and_its_answer_back(tmp_path: Path) -> None:
     fields = {"consumerGroup": "g", "clientId": "c", "jstackEnable": "false"}
-    with Served(tmp_path) as served, served.client() as consumer, served.client() as operator:
+    with Server(tmp_path) as served, served.client() as consumer, served.client() as operator:
         join(consumer)
         operator.send_request(RUNNING_INFO, fields, b"", flag=0)
         header, _ = asked_of(consumer, RUNNING_INFO)
@@ -44,17 +44,17 @@ def test_a_question_goes_to_the_consumer_and_its_answer_back(tmp_path: Path) -> 
         body = b'{"mine":1}'
         size = (4 + len(text) + len(body)).to_bytes(4, "big")
         consumer.socket.sendall(size + len(text).to_bytes(4, "big") + text + body)
-        assert next_answer(operator).body == body
+        assert next_response(operator).body == body
 
         operator.send_request(RUNNING_INFO, fields, b"", flag=0)
         asked_of(consumer, RUNNING_INFO)
         consumer.close()
-        assert next_answer(operator).code == 207
+        assert next_response(operator).code == 207
         assert operator.request(RUNNING_INFO, fields, b"").code == 1
 
 
 def test_members_hear_of_a_reset(tmp_path: Path) -> None:
-    with Served(tmp_path) as served, served.client() as consumer, served.client() as operator:
+    with Server(tmp_path) as served, served.client() as consumer, served.client() as operator:
         operator.create_topic("orders", queues=1)
         operator.send("orders", b"1")
         join(consumer)
@@ -66,7 +66,7 @@ def test_members_hear_of_a_reset(tmp_path: Path) -> None:
 
 
 def test_what_was_deleted_or_changed_stays_so_after_a_kill(tmp_path: Path) -> None:
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         with served.client() as client:
             client.create_topic("orders", queues=1)
             client.create_topic("bills", queues=1)
@@ -90,11 +90,11 @@ def test_what_was_deleted_or_changed_stays_so_after_a_kill(tmp_path: Path) -> No
 
 
 def test_a_name_server_keeps_its_keys(tmp_path: Path) -> None:
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         key = {"namespace": "space", "key": "colour"}
-        with served.name_client() as names:
+        with served.namesrv_client() as names:
             names.expect(100, {**key, "value": "red"})
         served.kill()
         served.start()
-        with served.name_client() as names:
+        with served.namesrv_client() as names:
             assert names.expect(101, key).ext_fields["value"] == "red"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.remoting import COMMIT, Client
-from tests.support.brokers import COMMAND, Served
+from tests.support.brokers import COMMAND, Server
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 class Load(threading.Thread):
     """Send until `stop`; `acknowledged` are the bodies that the broker has acknowledged."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Server) -> None:
         super().__init__(daemon=True)
         self._served = served
         self._stop_requested = threading.Event()
@@ -50,7 +50,7 @@ class Load(threading.Thread):
 
 
 def test_a_backup_of_a_running_broker_has_every_acknowledged_message(tmp_path: Path) -> None:
-    with Served(tmp_path / "first", conf=SYNC) as served:
+    with Server(tmp_path / "first", conf=SYNC) as served:
         with served.client() as client:
             client.create_topic("orders")
             kept = client.send_half("orders", b"open", {"UNIQ_KEY": "half-1"}, queue_id=1)
@@ -68,7 +68,7 @@ def test_a_backup_of_a_running_broker_has_every_acknowledged_message(tmp_path: P
     assert restored.returncode == 0, restored.stderr
     assert json.loads(restored.stdout)["clean"] is True
 
-    with Served(tmp_path / "second", conf=SYNC) as again, again.client() as client:
+    with Server(tmp_path / "second", conf=SYNC) as again, again.client() as client:
         found = [record.body for record in client.pull_all("orders", 0)]
         assert found[: len(before)] == before
         assert [record.body for record in client.pull_all("orders", 1)] == [b"settled"]
@@ -80,21 +80,21 @@ def test_a_backup_of_a_running_broker_has_every_acknowledged_message(tmp_path: P
 
 
 def test_a_store_that_nobody_runs_on_is_backed_up_too(tmp_path: Path) -> None:
-    with Served(tmp_path / "first") as served, served.client() as client:
+    with Server(tmp_path / "first") as served, served.client() as client:
         client.create_topic("orders")
         client.send("orders", b"1")
     made = run("backup", served.data, tmp_path / "backup", "--json")
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["records"] >= 1
     assert run("restore", tmp_path / "backup", tmp_path / "second" / "data").returncode == 0
-    with Served(tmp_path / "second") as again, again.client() as other:
+    with Server(tmp_path / "second") as again, again.client() as other:
         assert [record.body for record in other.pull_all("orders", 0)] == [b"1"]
 
 
 def test_what_cannot_be_backed_up_or_restored_is_said(tmp_path: Path) -> None:
     with (
-        Served(tmp_path / "first") as served,
-        Served(tmp_path / "other") as other,
+        Server(tmp_path / "first") as served,
+        Server(tmp_path / "other") as other,
         Client(served.address) as client,
         Client(other.address) as at_other,
     ):
@@ -121,7 +121,7 @@ def test_what_cannot_be_backed_up_or_restored_is_said(tmp_path: Path) -> None:
 
 
 def test_a_backup_that_was_damaged_is_not_restored(tmp_path: Path) -> None:
-    with Served(tmp_path / "first") as served, served.client() as client:
+    with Server(tmp_path / "first") as served, served.client() as client:
         client.create_topic("orders")
         for number in range(20):
             client.send("orders", b"%d" % number * 100)

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests.interop.records import Record, decode_records
-from tests.interop.remoting import Answer, Client
-from tests.support.brokers import WAIT_S, Served, begin_pull, next_answer
+from tests.interop.remoting import Client, Response
+from tests.support.brokers import WAIT_S, Server, next_response, start_pull
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def open_files(soft: int) -> Iterator[None]:
 
 
 def begin_send(client: Client, topic: str, body: bytes, *, queue_id: int = 0) -> None:
-    """Send and do not wait; `next_answer` does that."""
+    """Send and do not wait; `next_response` does that."""
     fields = {"a": "producers", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "i": ""}
     client.send_request(310, {**fields, "f": 0, "g": 0, "h": 0, "j": 0}, body, flag=0)
 
@@ -96,7 +96,7 @@ def shut(client: Client) -> None:
 class Crowd:
     """Lines that each send one message a round; nobody waits for another's answer."""
 
-    def __init__(self, served: Served, stack: contextlib.ExitStack) -> None:
+    def __init__(self, served: Server, stack: contextlib.ExitStack) -> None:
         self.lines = [stack.enter_context(served.client()) for _ in range(LINES)]
         self.sent: list[bytes] = []
         self._rounds = itertools.count()
@@ -107,7 +107,7 @@ class Crowd:
             body = b"%d-%d" % (name, number)
             begin_send(line, "crowd", body, queue_id=number % QUEUES)
             self.sent.append(body)
-        assert Counter(next_answer(line).code for line in self.lines) == {0: LINES}
+        assert Counter(next_response(line).code for line in self.lines) == {0: LINES}
 
 
 def begin_deaf(client: Client) -> None:
@@ -117,7 +117,7 @@ def begin_deaf(client: Client) -> None:
         client.send_request(11, fields, b"", flag=0)
 
 
-def refuse_one_more(served: Served) -> None:
+def refuse_one_more(served: Server) -> None:
     with served.client() as extra, pytest.raises(ConnectionError):
         extra.max_offset("crowd", 0)
 
@@ -127,7 +127,7 @@ def test_a_thousand_lines_and_not_one_more(tmp_path: Path) -> None:
     conf = {"escrowConnectionsMax": LINES + 3}
     with contextlib.ExitStack() as stack:
         with open_files(256):  # it has to help itself
-            served = stack.enter_context(Served(tmp_path, conf=conf))
+            served = stack.enter_context(Server(tmp_path, conf=conf))
         stack.enter_context(open_files(LINES + 500))
         asking, deaf, silent = (stack.enter_context(served.client()) for _ in range(3))
         asking.create_topic("crowd", queues=QUEUES)
@@ -148,8 +148,8 @@ def test_a_thousand_lines_and_not_one_more(tmp_path: Path) -> None:
         found = [r.body for queue_id in range(QUEUES) for r in asking.pull_all("crowd", queue_id)]
         assert Counter(found) == Counter(crowd.sent)
         silent.socket.sendall(frame[middle:])
-        assert next_answer(silent).code == 0
-        assert Counter(next_answer(deaf).code for _ in range(LONG_PULLS)) == {0: LONG_PULLS}
+        assert next_response(silent).code == 0
+        assert Counter(next_response(deaf).code for _ in range(LONG_PULLS)) == {0: LONG_PULLS}
     served.assert_clean()
     assert "Traceback" not in served.errors
 
@@ -161,12 +161,12 @@ def wake_all(members: dict[str, Client], producer: Client, queue_offset: int) ->
     """Every group waits on every queue; one message each, and everybody has them all."""
     for group, client in members.items():
         for queue_id in range(QUEUES):
-            begin_pull(client, "news", queue_offset, queue_id=queue_id, group=group)
+            start_pull(client, "news", queue_offset, queue_id=queue_id, group=group)
     for queue_id in range(QUEUES):
         producer.send("news", b"%d-%d" % (queue_id, queue_offset), queue_id=queue_id)
     wanted = sorted(b"%d-%d" % (queue_id, queue_offset) for queue_id in range(QUEUES))
     for group, client in members.items():
-        answers = [next_answer(client) for _ in range(QUEUES)]
+        answers = [next_response(client) for _ in range(QUEUES)]
         assert [answer.code for answer in answers] == [0] * QUEUES, group
         assert sorted(r.body for a in answers for r in decode_records(a.body)) == wanted, group
 
@@ -179,7 +179,7 @@ def test_a_hundred_groups_on_one_topic(tmp_path: Path) -> None:
         for number in range(GROUPS)
         for queue_id in range(QUEUES)
     }
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         with contextlib.ExitStack() as stack:
             producer = stack.enter_context(served.client())
             producer.create_topic("news", queues=QUEUES)
@@ -210,7 +210,7 @@ def test_a_hundred_groups_on_one_topic(tmp_path: Path) -> None:
 class Round:
     """From one start to the next kill."""
 
-    served: Served
+    served: Server
     over: threading.Event = field(default_factory=threading.Event)  # for senders
     all_sent: threading.Event = field(default_factory=threading.Event)
     progress: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -253,7 +253,7 @@ class Consumer:
             self.committed = at
             now.progress.release()
 
-    def _take(self, answer: Answer, at: int) -> None:
+    def _take(self, answer: Response, at: int) -> None:
         records: list[Record] = decode_records(answer.body)
         assert [record.queue_offset for record in records] == list(range(at, at + len(records)))
         for record in records:
@@ -261,7 +261,7 @@ class Consumer:
 
 
 def work(
-    served: Served,
+    served: Server,
     senders: list[Sender],
     consumers: list[Consumer],
     end: Callable[[Round], None],
@@ -313,7 +313,7 @@ def test_consumers_go_on_after_a_kill_and_skip_nothing(tmp_path: Path) -> None:
     senders = [Sender(queue_id) for queue_id in range(2)]
     consumers = [Consumer(group, sender.queue_id) for group in ("a", "b") for sender in senders]
     conf = {"flushDiskType": "SYNC_FLUSH", "flushConsumerOffsetInterval": 20}
-    with Served(tmp_path, conf=conf) as served:
+    with Server(tmp_path, conf=conf) as served:
         with served.client() as client:
             client.create_topic("orders", queues=len(senders))
         for count in (100, 250, 400):
@@ -345,12 +345,12 @@ def test_consumers_go_on_after_a_kill_and_skip_nothing(tmp_path: Path) -> None:
 
 def pipelined(
     client: Client, topics: list[str], begin: Callable[[Client, str], None]
-) -> Iterator[Answer]:
+) -> Iterator[Response]:
     for first in range(0, len(topics), PIPELINED):
         part = topics[first : first + PIPELINED]
         for topic in part:
             begin(client, topic)
-        yield from (next_answer(client) for _ in part)
+        yield from (next_response(client) for _ in part)
 
 
 def begin_look(client: Client, topic: str) -> None:
@@ -365,7 +365,7 @@ def bodies_of(client: Client, topics: list[str]) -> list[list[bytes]]:
 @pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_thousands_of_topics(tmp_path: Path, count: int) -> None:
     topics = [f"topic-{number}" for number in range(count)]
-    with Served(tmp_path, wait_s=120) as served:  # each has a file that is flushed, in a directory
+    with Server(tmp_path, wait_s=120) as served:  # each has a file that is flushed, in a directory
         with served.client() as client:
             client.create_group("readers")
             created = Counter(answer.code for answer in pipelined(client, topics, begin_create))
@@ -376,7 +376,7 @@ def test_thousands_of_topics(tmp_path: Path, count: int) -> None:
             assert Counter(answer.code for answer in sends) == {0: count}
             assert bodies_of(client, topics) == [[topic.encode()] for topic in topics]
         served.restart()
-        with served.client() as client, served.name_client() as names:
+        with served.client() as client, served.namesrv_client() as names:
             assert bodies_of(client, topics) == [[topic.encode()] for topic in topics]
             route = names.route(topics[-1])
             assert route is not None

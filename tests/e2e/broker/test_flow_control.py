@@ -16,11 +16,12 @@ import pytest
 
 from escrowmq import Consumer, Message, Producer, ReceivedMessage
 from tests.chaos.faults import SmallDisk
-from tests.interop.remoting import Client, Refused
-from tests.support.brokers import Served
-from tests.support.clients import numbered, receive, send, until
+from tests.interop.remoting import Client, ResponseError
+from tests.support.brokers import Server
+from tests.support.clients import numbered_bodies, receive, send
 from tests.support.ports import free_ports
 from tests.support.scraping import scrape
+from tests.support.waiting import wait_until_async
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,11 +31,11 @@ COMPRESSED = 1  # of sysFlag
 
 
 @contextlib.contextmanager
-def serving(directory: Path, **conf: object) -> Iterator[tuple[Served, Callable[..., float]]]:
+def serving(directory: Path, **conf: object) -> Iterator[tuple[Server, Callable[..., float]]]:
     """A broker, and one figure of its metrics."""
     [port] = free_ports(1)
     metrics = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
-    with Served(directory, conf={**metrics, **conf}) as served:
+    with Server(directory, conf={**metrics, **conf}) as served:
         yield served, lambda name, **labels: scrape(f"127.0.0.1:{port}").value(name, **labels)
     served.assert_clean()
     assert "Traceback" not in served.errors
@@ -43,12 +44,12 @@ def serving(directory: Path, **conf: object) -> Iterator[tuple[Served, Callable[
 def code_of(client: Client, topic: str, body: bytes = b"x", **more: object) -> int:
     try:
         client.send(topic, body, **more)  # type: ignore[arg-type]
-    except Refused as refused:
-        return refused.answer.code
+    except ResponseError as refused:
+        return refused.response.code
     return 0
 
 
-def rss_mib(served: Served) -> float:
+def rss_mib(served: Server) -> float:
     """Its own, without the pages of the log that it maps."""
     for line in Path(f"/proc/{served.pid}/status").read_text().splitlines():
         if line.startswith("RssAnon"):
@@ -68,23 +69,23 @@ async def test_a_disk_that_does_not_keep_up_is_answered_with_system_busy(tmp_pat
         assert figure("escrowmq_busy_refusals_total", limit="unflushed") == 4
         text = served.conf.read_text().replace(f"Max={16 * MIB}", f"Max={64 * MIB}")
         served.conf.write_text(text)
-        served.hang_up()
-        await until(lambda: code_of(client, "t") == 0)
+        served.reload()
+        await wait_until_async(lambda: code_of(client, "t") == 0)
 
 
 async def test_a_full_disk_refuses_sends_and_serves_reads(tmp_path: Path) -> None:
     with SmallDisk(tmp_path / "data", mib=64) as disk:
         if not disk.is_mounted:
-            pytest.skip(f"no small disk: {disk.why}")
+            pytest.skip(f"no small disk: {disk.mount_error}")
         conf = {"cleanResourceInterval": 100, "diskSpaceCleanForciblyRatio": 100}
         with serving(tmp_path, **conf) as (served, figure), served.client() as client:
             assert code_of(client, "t") == 0
             disk.fill()
-            await until(lambda: code_of(client, "t") == NOT_AVAILABLE)
-            await until(lambda: figure("escrowmq_store_writable") == 0)
+            await wait_until_async(lambda: code_of(client, "t") == NOT_AVAILABLE)
+            await wait_until_async(lambda: figure("escrowmq_store_writable") == 0)
             assert [record.body for record in client.pull_all("t", 0)][:1] == [b"x"]
             disk.free()
-            await until(lambda: code_of(client, "t", b"again") == 0)
+            await wait_until_async(lambda: code_of(client, "t", b"again") == 0)
             assert client.pull_all("t", 0)[-1].body == b"again"
             served.kill()
             served.start()
@@ -135,10 +136,12 @@ async def test_clients_that_send_half_a_frame_and_wait(tmp_path: Path) -> None:
                 with contextlib.suppress(ConnectionError):
                     half.socket.sendall(begun)
                 assert code_of(client, "t") == 0
-            await until(lambda: figure("escrowmq_dropped_partial_total", port="broker") >= 150)
+            await wait_until_async(
+                lambda: figure("escrowmq_dropped_partial_total", port="broker") >= 150
+            )
             assert figure("escrowmq_partial_bytes", port="broker") <= 16 * MIB
             assert rss_mib(served) - before_mib < 100
-        await until(lambda: figure("escrowmq_partial_bytes", port="broker") == 0)
+        await wait_until_async(lambda: figure("escrowmq_partial_bytes", port="broker") == 0)
 
 
 async def test_half_a_frame_is_not_waited_for_for_ever(tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ async def test_half_a_frame_is_not_waited_for_for_ever(tmp_path: Path) -> None:
             return figure("escrowmq_dropped_partial_total", port="broker") == 1
 
         slow.socket.sendall((1000).to_bytes(4, "big") + (100).to_bytes(4, "big"))
-        await until(trickle)
+        await wait_until_async(trickle)
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(9_900, marks=pytest.mark.nightly)])
@@ -172,14 +175,16 @@ async def test_thousands_of_idle_connections(tmp_path: Path, count: int) -> None
                 before_mib = rss_mib(served)
                 for _ in range(count):
                     stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
-                await until(lambda: figure("escrowmq_connections", port="broker") >= count)
+                await wait_until_async(
+                    lambda: figure("escrowmq_connections", port="broker") >= count
+                )
                 assert (rss_mib(served) - before_mib) / count < 0.05  # 50 KiB each, and not more
-                await send(served, "t", *numbered(50))
+                await send(served, "t", *numbered_bodies(50))
                 async with Consumer(
                     served.namesrv_address, group="g", subscribe={"t": "*"}
                 ) as consumer:
-                    assert sorted(await receive(consumer, 50)) == numbered(50)
-            await until(lambda: figure("escrowmq_connections", port="broker") < 10)
+                    assert sorted(await receive(consumer, 50)) == numbered_bodies(50)
+            await wait_until_async(lambda: figure("escrowmq_connections", port="broker") < 10)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -197,17 +202,17 @@ async def test_a_consumer_that_never_acknowledges(tmp_path: Path) -> None:
             served.namesrv_address, group="stuck", concurrency=4, shutdown_timeout_s=0.1
         )
         stuck.on("t")(never)
-        await send(served, "t", *numbered(100))
+        await send(served, "t", *numbered_bodies(100))
         running = asyncio.create_task(stuck.run())
-        await until(lambda: len(held) == 4)
+        await wait_until_async(lambda: len(held) == 4)
         async with Consumer(served.namesrv_address, group="g", subscribe={"t": "*"}) as consumer:
-            assert sorted(await receive(consumer, 100)) == numbered(100)
+            assert sorted(await receive(consumer, 100)) == numbered_bodies(100)
         await stuck.close()
         await running
         async with Consumer(
             served.namesrv_address, group="stuck", subscribe={"t": "*"}
         ) as consumer:
-            assert sorted(await receive(consumer, 100)) == numbered(100)
+            assert sorted(await receive(consumer, 100)) == numbered_bodies(100)
 
 
 async def test_poison_messages(tmp_path: Path) -> None:

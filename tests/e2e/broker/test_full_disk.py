@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import SmallDisk
-from tests.interop.remoting import COMMIT, Refused
-from tests.support.brokers import NotStarted, Served
-from tests.support.clients import until
+from tests.interop.remoting import COMMIT, ResponseError
+from tests.support.brokers import Server, StartFailed
+from tests.support.waiting import wait_until_async
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -21,17 +21,17 @@ CONF = {"cleanResourceInterval": 100, "diskSpaceCleanForciblyRatio": 100}
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     with SmallDisk(tmp_path / "data", mib=64) as disk:
-        if disk.kind != "ext4":
-            pytest.skip(f"no small disk: {disk.why}")
+        if disk.file_system != "ext4":
+            pytest.skip(f"no small disk: {disk.mount_error}")
         yield disk
 
 
-def code_of_send(served: Served) -> int:
+def code_of_send(served: Server) -> int:
     with served.client() as client:
         try:
             client.send("t", b"more")
-        except Refused as refused:
-            return refused.answer.code
+        except ResponseError as refused:
+            return refused.response.code
     return 0
 
 
@@ -39,7 +39,7 @@ async def test_a_broker_that_was_killed_on_a_full_disk_starts_for_reads(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
     sent = [b"%d" % number for number in range(50)]
-    with Served(tmp_path, conf=CONF) as served:
+    with Server(tmp_path, conf=CONF) as served:
         with served.client() as client:
             client.create_topic("t", queues=1)
             for body in sent:
@@ -57,7 +57,7 @@ async def test_a_broker_that_was_killed_on_a_full_disk_starts_for_reads(
         with served.client() as client:
             assert [record.body for record in client.pull_all("t", 0)] == sent
         disk.free()
-        await until(lambda: code_of_send(served) == 0)
+        await wait_until_async(lambda: code_of_send(served) == 0)
         with served.client() as client:
             assert client.end_transaction(half, COMMIT, topic="t").code == 0
             found = [record.body for record in client.pull_all("t", 0)]
@@ -69,8 +69,8 @@ def test_where_nothing_can_be_written_one_line_says_what_to_do(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
     disk.fill()
-    served = Served(tmp_path, conf=CONF)
-    with pytest.raises(NotStarted) as refused:
+    served = Server(tmp_path, conf=CONF)
+    with pytest.raises(StartFailed) as refused:
         served.start()
     assert refused.value.exit_code == 2
     last = refused.value.errors.splitlines()[-1]

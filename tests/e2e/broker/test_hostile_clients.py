@@ -22,7 +22,7 @@ import pytest
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.requests import REQUESTS
 from tests.interop.remoting import loads
-from tests.support.brokers import WAIT_S, Served
+from tests.support.brokers import WAIT_S, Server
 
 pytestmark = pytest.mark.slow
 
@@ -163,8 +163,8 @@ def with_odd_fields(code: int) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("hostile")) as server:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("hostile")) as server:
         yield server
         works_as_before(server)
     server.assert_clean()
@@ -172,16 +172,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(autouse=True)
-def as_expected(served: Served) -> None:
+def as_expected(served: Server) -> None:
     """A topic and a group that requests can be about, whatever the test before did to them."""
     with served.client() as client:
         client.create_topic("hostile")
         client.create_group("hostile-group")
 
 
-def works_as_before(served: Served) -> None:
+def works_as_before(served: Server) -> None:
     assert served.is_alive, served.errors
-    with served.client() as client, served.name_client() as names:
+    with served.client() as client, served.namesrv_client() as names:
         client.create_topic("good")
         sent = client.send("good", b"still here", {"KEYS": "k"})
         assert client.view_by_id(sent.message_id).body == b"still here"
@@ -190,7 +190,7 @@ def works_as_before(served: Served) -> None:
         names.expect(105, {"topic": "TBW102"}, allowed=(0, 17))
 
 
-def assert_at_home(served: Served) -> None:
+def assert_at_home(served: Server) -> None:
     """No name that came over the wire became a path outside of the store."""
     assert {path.name for path in served.directory.iterdir()} == {
         *("broker.conf", "data", "serve.err")
@@ -209,7 +209,7 @@ def assert_at_home(served: Served) -> None:
     assert {name for name in found - known if not name.startswith("escrowmq")} == set()
 
 
-Address = Callable[[Served], str]
+Address = Callable[[Server], str]
 PORTS: dict[str, Address] = {
     "broker": lambda served: served.address,
     "namesrv": lambda served: served.namesrv_address,
@@ -240,14 +240,14 @@ def ask_all(
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("code", sorted(REQUESTS), ids=lambda code: RequestCode(code).name)
-def test_odd_fields_are_answered(served: Served, code: int, port: str) -> None:
+def test_odd_fields_are_answered(served: Server, code: int, port: str) -> None:
     ask_all(PORTS[port](served), code, ((fields, b"") for fields in with_odd_fields(code)))
     assert served.is_alive
 
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("code", sorted(REQUESTS), ids=lambda code: RequestCode(code).name)
-def test_garbage_bodies_are_answered(served: Served, code: int, port: str) -> None:
+def test_garbage_bodies_are_answered(served: Server, code: int, port: str) -> None:
     good = plausible(code)
     fields: list[dict[str, Any]] = [good]
     if "m" in good:
@@ -258,14 +258,14 @@ def test_garbage_bodies_are_answered(served: Served, code: int, port: str) -> No
 
 
 @pytest.mark.parametrize("code", [0, -1, 3, 999, 99_999, 2**31 - 1])
-def test_a_code_that_nobody_knows_is_answered_with_3(served: Served, code: int) -> None:
+def test_a_code_that_nobody_knows_is_answered_with_3(served: Server, code: int) -> None:
     line = Line(served.address)
     assert line.ask(code, {}).code == 3
     line.close()
 
 
 @pytest.mark.parametrize("fields", [None, [], "x", 7, {"": ""}, {"a" * 10_000: "b"}])
-def test_fields_that_are_no_table_do_no_harm(served: Served, fields: object) -> None:
+def test_fields_that_are_no_table_do_no_harm(served: Server, fields: object) -> None:
     line = Line(served.address)
     assert line.ask(310, fields).code != 0
     line.close()
@@ -297,7 +297,7 @@ BAD_FRAMES = {
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("what", BAD_FRAMES)
-def test_a_bad_frame_closes_its_line_and_no_other(served: Served, what: str, port: str) -> None:
+def test_a_bad_frame_closes_its_line_and_no_other(served: Server, what: str, port: str) -> None:
     bad, good = Line(PORTS[port](served)), Line(PORTS[port](served))
     bad.socket.sendall(BAD_FRAMES[what])
     with contextlib.suppress(OSError):  # closed before we could say that this was all
@@ -309,7 +309,7 @@ def test_a_bad_frame_closes_its_line_and_no_other(served: Served, what: str, por
     good.close()
 
 
-def test_a_frame_cut_anywhere_and_then_closed_does_no_harm(served: Served) -> None:
+def test_a_frame_cut_anywhere_and_then_closed_does_no_harm(served: Server) -> None:
     header = {"code": 310, "opaque": 1, "extFields": {**plausible(310), "b": "cut"}}
     whole = frame(header, b"never complete")
     for cut in range(0, len(whole), 7):
@@ -320,7 +320,7 @@ def test_a_frame_cut_anywhere_and_then_closed_does_no_harm(served: Served) -> No
         assert client.max_offset("cut", 0) == 0
 
 
-def test_a_frame_that_comes_byte_by_byte_is_answered(served: Served) -> None:
+def test_a_frame_that_comes_byte_by_byte_is_answered(served: Server) -> None:
     line = Line(served.address)
     line.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in GOOD:
@@ -331,7 +331,7 @@ def test_a_frame_that_comes_byte_by_byte_is_answered(served: Served) -> None:
     line.close()
 
 
-def test_half_a_frame_and_then_silence_holds_nobody_up(served: Served) -> None:
+def test_half_a_frame_and_then_silence_holds_nobody_up(served: Server) -> None:
     silent = [Line(served.address) for _ in range(50)]
     for number, line in enumerate(silent):
         line.socket.sendall(GOOD[: number + 1])
@@ -346,7 +346,7 @@ def test_half_a_frame_and_then_silence_holds_nobody_up(served: Served) -> None:
         line.close()
 
 
-def test_a_line_that_reads_no_answers_holds_nobody_up(served: Served) -> None:
+def test_a_line_that_reads_no_answers_holds_nobody_up(served: Server) -> None:
     """It asks for far more than any buffer holds; asked are 60 times 250 KiB."""
     with served.client() as client:
         client.create_topic("long")
@@ -371,7 +371,7 @@ def test_a_line_that_reads_no_answers_holds_nobody_up(served: Served) -> None:
         deaf.close()
 
 
-def test_answers_that_nobody_asked_for_are_passed_over(served: Served) -> None:
+def test_answers_that_nobody_asked_for_are_passed_over(served: Server) -> None:
     line = Line(served.address)
     stray = {"code": 0, "opaque": 77, "flag": 1, "extFields": {}}
     line.socket.sendall(frame(stray) * 100 + GOOD)
@@ -383,7 +383,7 @@ def test_answers_that_nobody_asked_for_are_passed_over(served: Served) -> None:
 
 def test_a_hostile_load_is_all_in_one_process_that_restarts(tmp_path: Path) -> None:
     """What the oddest requests left in the configuration files can be read again."""
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         with served.client() as client:
             client.create_topic("hostile")
             client.create_group("hostile-group")

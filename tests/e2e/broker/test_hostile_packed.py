@@ -30,7 +30,7 @@ from tests.e2e.broker.test_hostile_clients import (
     plausible,
     works_as_before,
 )
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -128,8 +128,8 @@ def bad_headers() -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("hostile-packed")) as server:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("hostile-packed")) as server:
         yield server
         works_as_before(server)
     server.assert_clean()
@@ -138,13 +138,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(autouse=True)
-def as_expected(served: Served) -> None:
+def as_expected(served: Server) -> None:
     with served.client() as client:
         client.create_topic("hostile")
         client.create_group("hostile-group")
 
 
-def test_the_encoding_is_understood(served: Served) -> None:
+def test_the_encoding_is_understood(served: Server) -> None:
     """Else all that follows would be refused at the door."""
     line = PackedLine(served.address)
     assert line.ask(30, {"topic": "hostile", "queueId": "0"}).code == 0
@@ -154,13 +154,13 @@ def test_the_encoding_is_understood(served: Served) -> None:
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("code", CODES, ids=lambda code: RequestCode(code).name)
-def test_odd_fields_are_answered(served: Served, code: int, port: str) -> None:
+def test_odd_fields_are_answered(served: Server, code: int, port: str) -> None:
     asked = ((fields, b"") for fields in with_odd_fields(code))
     ask_all(PORTS[port](served), code, asked, PackedLine)
     assert served.is_alive
 
 
-def test_every_length_that_lies_closes_its_line_and_no_other(served: Served) -> None:
+def test_every_length_that_lies_closes_its_line_and_no_other(served: Server) -> None:
     good = PackedLine(served.address)
     for what, header in bad_headers().items():
         bad = PackedLine(served.address)
@@ -170,7 +170,7 @@ def test_every_length_that_lies_closes_its_line_and_no_other(served: Served) -> 
     good.close()
 
 
-def test_a_field_that_is_there_twice_is_answered(served: Served) -> None:
+def test_a_field_that_is_there_twice_is_answered(served: Server) -> None:
     twice = sized(b"topic", 2) + sized(b"hostile", 4)
     queue = sized(b"queueId", 2) + sized(b"0", 4)
     fixed = FIXED.pack(30, 0, 401, 7, 0) + sized(b"", 4)
@@ -183,7 +183,7 @@ def test_a_field_that_is_there_twice_is_answered(served: Served) -> None:
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: RequestCode(code).name)
-def test_mutants_leave_the_line_in_step_or_closed(served: Served, code: int) -> None:
+def test_mutants_leave_the_line_in_step_or_closed(served: Server, code: int) -> None:
     """Any bytes of a good header become others; nobody knows what is asked then."""
     rng = Random(code)
     line = PackedLine(served.address)

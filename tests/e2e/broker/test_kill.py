@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.remoting import Client
-from tests.support.brokers import WAIT_S, Served
+from tests.support.brokers import WAIT_S, Server
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ class Sender:
             client.close()
 
 
-def load_and_kill(served: Served, senders: list[Sender], *, after: int) -> None:
+def load_and_kill(served: Server, senders: list[Sender], *, after: int) -> None:
     count_down = threading.Semaphore(0)
     threads = [
         threading.Thread(target=sender.run, args=(served.client(), count_down))
@@ -80,7 +80,7 @@ def test_what_was_answered_survives_a_kill_once(tmp_path: Path) -> None:
     print(f"SEED={seed}")  # noqa: T201 - shown if the test fails
     senders = [Sender(queue_id) for queue_id in range(SENDERS)]
     conf = {"flushDiskType": "SYNC_FLUSH", "flushConsumerOffsetInterval": QUIET_MS}
-    with Served(tmp_path, conf=conf) as served:
+    with Server(tmp_path, conf=conf) as served:
         with served.client() as client:
             client.create_topic("orders", queues=SENDERS)
             client.create_group("readers")
@@ -96,13 +96,13 @@ def test_what_was_answered_survives_a_kill_once(tmp_path: Path) -> None:
                     client.commit_offset("readers", "orders", sender.queue_id, sender.committed)
                 assert offsets_are_saved(served, client, senders)
     served.assert_clean()
-    with Served(tmp_path) as served, served.client() as client:
+    with Server(tmp_path) as served, served.client() as client:
         assert [look(client, sender) for sender in senders] == [
             sender.committed for sender in senders
         ]
 
 
-def offsets_are_saved(served: Served, client: Client, senders: list[Sender]) -> bool:
+def offsets_are_saved(served: Server, client: Client, senders: list[Sender]) -> bool:
     """Ask until the file holds them; a held pull that ends is the clock."""
     wanted = {f'"{sender.queue_id}": {sender.committed}' for sender in senders}
     path = served.data / "config" / "consumerOffset.json"
@@ -127,7 +127,7 @@ def test_how_far_delays_are_is_saved_at_its_own_pace(tmp_path: Path) -> None:
         "flushIntervalCommitLog": 20,
         "flushConsumerOffsetInterval": 3_600_000,
     }
-    with Served(tmp_path, conf=conf) as served:
+    with Server(tmp_path, conf=conf) as served:
         with served.client() as client:
             client.create_topic("orders")
             client.send("orders", b"late", {"TIMER_DELAY_MS": "10"})
@@ -142,7 +142,7 @@ def test_how_far_delays_are_is_saved_at_its_own_pace(tmp_path: Path) -> None:
 
 def test_a_topic_made_by_an_answered_message_survives_a_kill(tmp_path: Path) -> None:
     """Its message does; without the topic nobody could read it."""
-    with Served(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
+    with Server(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
         with served.client() as client:
             client.send("made-just-now", b"1")
         served.kill()
@@ -153,7 +153,7 @@ def test_a_topic_made_by_an_answered_message_survives_a_kill(tmp_path: Path) -> 
 
 
 def test_a_created_topic_and_group_survive_a_kill(tmp_path: Path) -> None:
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         with served.client() as client:
             client.create_topic("orders", queues=2)
             client.expect(200, body=b'{"groupName":"off","consumeEnable":false}')
@@ -165,7 +165,7 @@ def test_a_created_topic_and_group_survive_a_kill(tmp_path: Path) -> None:
 
 
 def test_a_delayed_message_survives_a_kill(tmp_path: Path) -> None:
-    with Served(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
+    with Server(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
         with served.client() as client:
             client.create_topic("orders")
             client.send("orders", b"level", {"DELAY": "1"}, queue_id=0)

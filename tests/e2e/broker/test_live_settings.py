@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.brokers import WAIT_S, NotStarted, Served
+from tests.support.brokers import WAIT_S, Server, StartFailed
 
 pytestmark = pytest.mark.slow
 
 
-def wait_for(served: Served, text: str) -> None:
+def wait_for(served: Server, text: str) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while text not in served.errors:
         assert time.monotonic() < deadline_s, served.errors
@@ -21,20 +21,24 @@ def wait_for(served: Served, text: str) -> None:
             client.request(9_999)
 
 
-def change(served: Served, before: str, after: str) -> None:
+def change(served: Server, before: str, after: str) -> None:
     served.conf.write_text(served.conf.read_text().replace(before, after))
-    served.hang_up()
+    served.reload()
 
 
 def test_limits_and_the_log_level_change_without_a_restart(tmp_path: Path) -> None:
     conf = {"enablePropertyFilter": "false", "fileReservedTime": "48", "brokerName": "first"}
-    with Served(tmp_path, conf=conf) as served, served.client() as client:
+    with Server(tmp_path, conf=conf) as served, served.client() as client:
         client.create_topic("orders")
         client.send("orders", b"1", {"price": "7"})
-        assert client.pull("orders", 0, 0, subscription="price > 5", kind="SQL92").code == 1
+        assert (
+            client.pull("orders", 0, 0, subscription="price > 5", expression_type="SQL92").code == 1
+        )
         change(served, "enablePropertyFilter=false", "enablePropertyFilter=true")
         wait_for(served, "enablePropertyFilter changed from false to true")
-        assert client.pull("orders", 0, 0, subscription="price > 5", kind="SQL92").code == 0
+        assert (
+            client.pull("orders", 0, 0, subscription="price > 5", expression_type="SQL92").code == 0
+        )
 
         change(served, "brokerName=first", "brokerName=second\nmaxTransferCountOnMessageInMemory=1")
         wait_for(served, "brokerName is still first: the new value second needs a restart")
@@ -49,7 +53,7 @@ def test_limits_and_the_log_level_change_without_a_restart(tmp_path: Path) -> No
 
 
 def test_log_lines_can_be_json(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+    served = Server(tmp_path)
     served.arguments += ["--log-format", "json", "--log-level", "info"]
     with served:
         pass
@@ -61,7 +65,7 @@ def test_log_lines_can_be_json(tmp_path: Path) -> None:
 
 
 def test_a_level_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+    served = Server(tmp_path)
     served.arguments += ["--log-level", "loud"]
-    with pytest.raises(NotStarted, match="must be DEBUG or INFO or WARNING or ERROR"):
+    with pytest.raises(StartFailed, match="must be DEBUG or INFO or WARNING or ERROR"):
         served.start()

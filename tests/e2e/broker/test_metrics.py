@@ -16,7 +16,7 @@ import pytest
 import escrowmq.broker.metrics
 import escrowmq.server.metrics
 from docs.generate import declared_families
-from tests.support.brokers import COMMAND, WAIT_S, NotStarted, Served, begin_pull, next_answer
+from tests.support.brokers import COMMAND, WAIT_S, Server, StartFailed, next_response, start_pull
 from tests.support.ports import free_ports
 from tests.support.scraping import Page, scrape
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 COMMON_LABELS = {"cluster", "node_type", "node_id"}
 
 
-class Measured(Served):
+class Measured(Server):
     def __init__(self, directory: Path, **named: Any) -> None:
         super().__init__(directory, **named)
         [port] = free_ports(1)
@@ -85,7 +85,7 @@ def test_the_numbers_are_what_was_done(served: Measured) -> None:
 
         client.commit_offset("g", "orders", 0, 0)
         assert served.page().value(lag, topic="orders", consumer_group="g") == 7
-        answer = client.pull("orders", 0, 0, group="g", most=4)
+        answer = client.pull("orders", 0, 0, group="g", max_messages=4)
         assert answer.code == 0
         client.commit_offset("g", "orders", 0, 4)
         page = served.page()
@@ -104,13 +104,13 @@ def test_the_numbers_are_what_was_done(served: Measured) -> None:
 def test_lines_and_pulls_that_wait_are_counted_while_they_do(served: Measured) -> None:
     with served.client() as waiting:
         waiting.create_topic("orders")
-        begin_pull(waiting, "orders", 0)
+        start_pull(waiting, "orders", 0)
         page = served.page()
         assert page.value("escrowmq_waiting_pulls") == 1
         assert page.value("escrowmq_connections", port="broker") == 1
         with served.client() as other:
             other.send("orders", b"1")
-        assert next_answer(waiting).code == 0
+        assert next_response(waiting).code == 0
         page = served.page()
         assert page.value("escrowmq_waiting_pulls") == 0
         assert page.value("rocketmq_messages_out_total", consumer_group="waiting") == 1
@@ -197,7 +197,7 @@ def test_a_crowd_of_silent_scrapers_does_not_keep_clients_out(served: Measured) 
 
 def test_a_name_server_alone_has_metrics_too(tmp_path: Path) -> None:
     with Measured(tmp_path, role="namesrv") as served:
-        with served.name_client() as names:
+        with served.namesrv_client() as names:
             names.route("none")
             page = served.page()
             assert page.value("escrowmq_connections", port="namesrv") == 1
@@ -206,7 +206,7 @@ def test_a_name_server_alone_has_metrics_too(tmp_path: Path) -> None:
 
 
 def test_without_being_asked_it_serves_no_metrics(tmp_path: Path) -> None:
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         assert "/metrics" not in served.errors
     served = Measured(tmp_path, conf={"metricsExporterType": "PROM"})
     served.arguments[-1] = "0"
@@ -221,7 +221,7 @@ def test_rocketmqs_own_keys_switch_it_on(tmp_path: Path) -> None:
         "metricsPromExporterPort": port,
         "metricsPromExporterHost": "127.0.0.1",
     }
-    with Served(tmp_path, conf=conf) as served:
+    with Server(tmp_path, conf=conf) as served:
         assert scrape(f"127.0.0.1:{port}").value("rocketmq_broker_permission") == 6
         assert "warning" not in served.errors
 
@@ -231,7 +231,7 @@ def test_a_metrics_port_in_use_is_refused_and_named(tmp_path: Path) -> None:
         number = str(taken.getsockname()[1])
         served = Measured(tmp_path)
         served.arguments[-1] = number
-        with pytest.raises(NotStarted) as refused:
+        with pytest.raises(StartFailed) as refused:
             served.start()
     assert refused.value.exit_code == 2
     assert number in refused.value.errors.splitlines()[-1]

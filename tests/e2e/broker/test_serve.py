@@ -22,10 +22,10 @@ from tests.support.brokers import (
     COMMAND,
     SETTINGS,
     WAIT_S,
-    NotStarted,
-    Served,
-    begin_pull,
-    next_answer,
+    Server,
+    StartFailed,
+    next_response,
+    start_pull,
 )
 from tests.support.ports import free_ports
 from tests.support.stores import HOST, assert_clean
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path) as server:
+def served(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path) as server:
         yield server
 
 
@@ -52,7 +52,7 @@ def routed_within(names: Client, topic: str, *, seconds: float) -> bool:
 
 
 def test_in_an_empty_directory_it_starts_with_nothing_but_ports(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+    served = Server(tmp_path)
     served.conf.unlink()
     served.arguments = served.arguments[served.arguments.index("--port") :]
     with served:
@@ -62,15 +62,15 @@ def test_in_an_empty_directory_it_starts_with_nothing_but_ports(tmp_path: Path) 
     assert_clean(tmp_path / "escrowmq-data", type(SETTINGS)())
 
 
-def test_it_is_ready_within_some_seconds_and_says_where_it_listens(served: Served) -> None:
-    assert served.namesrv_address in served.said
+def test_it_is_ready_within_some_seconds_and_says_where_it_listens(served: Server) -> None:
+    assert served.namesrv_address in served.startup_output
     assert f"broker listens address={served.address}" in served.errors
     assert f"name server listens address={served.namesrv_address}" in served.errors
-    assert "Try it" in served.said
+    assert "Try it" in served.startup_output
 
 
 def test_with_port_0_message_ids_carry_the_port_that_was_chosen(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+    served = Server(tmp_path)
     begin = served.arguments.index("--port")
     served.arguments[begin:] = ["--port", "0", "--namesrv-port", "0"]
     with served:
@@ -83,10 +83,10 @@ def test_with_port_0_message_ids_carry_the_port_that_was_chosen(tmp_path: Path) 
     assert int(sent.message_id[8:16], 16) == port
 
 
-def test_a_second_server_on_the_same_data_is_refused(served: Served, tmp_path: Path) -> None:
-    second = Served(tmp_path / "second")
+def test_a_second_server_on_the_same_data_is_refused(served: Server, tmp_path: Path) -> None:
+    second = Server(tmp_path / "second")
     second.arguments[second.arguments.index("--data") + 1] = str(served.data)
-    with pytest.raises(NotStarted) as refused:
+    with pytest.raises(StartFailed) as refused:
         second.start()
     assert refused.value.exit_code == 2
     last = refused.value.errors.splitlines()[-1]
@@ -101,9 +101,9 @@ def test_a_second_server_on_the_same_data_is_refused(served: Served, tmp_path: P
 def test_a_port_in_use_is_refused_and_named(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = str(taken.getsockname()[1])
-        served = Served(tmp_path)
+        served = Server(tmp_path)
         served.arguments[served.arguments.index(flag) + 1] = number
-        with pytest.raises(NotStarted) as refused:
+        with pytest.raises(StartFailed) as refused:
             served.start()
     assert refused.value.exit_code == 2
     last = refused.value.errors.splitlines()[-1]
@@ -117,8 +117,8 @@ def test_a_port_in_use_is_refused_and_named(tmp_path: Path, flag: str) -> None:
 
 
 def test_a_key_that_nobody_has_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    served = Served(tmp_path, conf={"flushDiskTipe": "SYNC_FLUSH"})
-    with pytest.raises(NotStarted) as refused:
+    served = Server(tmp_path, conf={"flushDiskTipe": "SYNC_FLUSH"})
+    with pytest.raises(StartFailed) as refused:
         served.start()
     assert refused.value.exit_code == 2
     assert "flushDiskType" in refused.value.errors
@@ -129,7 +129,7 @@ def test_a_key_that_nobody_has_is_refused_before_anything_is_made(tmp_path: Path
 
 
 def test_a_stopped_server_leaves_a_clean_store_and_no_abort_file(tmp_path: Path) -> None:
-    with Served(tmp_path) as served, served.client() as client:
+    with Server(tmp_path) as served, served.client() as client:
         assert (served.data / "abort").exists()
         for number in range(20):
             client.send("orders", b"%d" % number)
@@ -141,7 +141,7 @@ def test_a_stopped_server_leaves_a_clean_store_and_no_abort_file(tmp_path: Path)
 
 
 def test_a_killed_server_leaves_its_abort_file_and_starts_again(tmp_path: Path) -> None:
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         with served.client() as client:
             client.send("orders", b"1")
         served.kill()
@@ -152,12 +152,12 @@ def test_a_killed_server_leaves_its_abort_file_and_starts_again(tmp_path: Path) 
     served.assert_clean()
 
 
-def test_a_held_pull_is_answered_when_the_server_stops(served: Served) -> None:
+def test_a_held_pull_is_answered_when_the_server_stops(served: Server) -> None:
     with served.client() as waiting, served.client() as other:
         other.create_topic("orders")
-        begin_pull(waiting, "orders", 0)
+        start_pull(waiting, "orders", 0)
         served.terminate()
-        assert next_answer(waiting).code == 19
+        assert next_response(waiting).code == 19
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
@@ -181,7 +181,7 @@ def test_whatever_was_stored_before_the_stop_was_answered(tmp_path: Path, flush:
         finally:
             client.close()
 
-    with Served(tmp_path, conf={"flushDiskType": flush}) as served:
+    with Server(tmp_path, conf={"flushDiskType": flush}) as served:
         threads = [
             threading.Thread(target=send_on, args=(served.client(), name)) for name in range(10)
         ]
@@ -202,7 +202,7 @@ def test_whatever_was_stored_before_the_stop_was_answered(tmp_path: Path, flush:
 def test_a_stop_in_the_middle_of_a_checkpoint_is_a_clean_one(tmp_path: Path) -> None:
     """With a checkpoint after each millisecond there is nearly always one under way."""
     conf = {"escrowCheckpointInterval": 1, "flushIntervalCommitLog": 1}
-    served = Served(tmp_path, conf=conf)
+    served = Server(tmp_path, conf=conf)
     for _ in range(5):
         with served, served.client() as client:
             for number in range(20):
@@ -219,7 +219,7 @@ def test_the_queue_entry_of_a_delayed_message_has_its_due_time(
     tmp_path: Path, is_rebuilt: bool
 ) -> None:
     """Apache RocketMQ delivers by this entry when it opens the directory."""
-    with Served(tmp_path, conf={"messageDelayLevel": "1h 7h"}) as served:
+    with Server(tmp_path, conf={"messageDelayLevel": "1h 7h"}) as served:
         with served.client() as client:
             client.send("orders", b"later", {"DELAY": "2"})
         if is_rebuilt:
@@ -237,11 +237,11 @@ def test_the_queue_entry_of_a_delayed_message_has_its_due_time(
 
 
 def test_a_broker_registers_with_the_name_server_of_its_file(tmp_path: Path) -> None:
-    with Served(tmp_path / "names", role="namesrv") as names:
+    with Server(tmp_path / "names", role="namesrv") as names:
         conf = {"namesrvAddr": names.namesrv_address, "brokerName": "broker-x"}
         assert not names.data.exists()  # a name server keeps nothing
-        with Served(tmp_path / "broker", role="broker", conf=conf) as broker:
-            with names.name_client() as asking, broker.client() as client:
+        with Server(tmp_path / "broker", role="broker", conf=conf) as broker:
+            with names.namesrv_client() as asking, broker.client() as client:
                 client.create_topic("orders", queues=3)
                 assert routed_within(asking, "orders", seconds=5)
                 route = asking.route("orders")
@@ -251,8 +251,8 @@ def test_a_broker_registers_with_the_name_server_of_its_file(tmp_path: Path) -> 
             [queues] = route["queueDatas"]
             assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (3, 3, 6)
             with pytest.raises(OSError, match="refused"):
-                broker.name_client()  # it has none of its own
-        with names.name_client() as asking:
+                broker.namesrv_client()  # it has none of its own
+        with names.namesrv_client() as asking:
             assert asking.route("orders") is None  # it said goodbye
         with pytest.raises(OSError, match="refused"):
             names.client()
@@ -260,21 +260,21 @@ def test_a_broker_registers_with_the_name_server_of_its_file(tmp_path: Path) -> 
 
 
 def test_a_broker_starts_although_its_name_server_is_not_there_yet(tmp_path: Path) -> None:
-    names = Served(tmp_path / "names", role="namesrv")
+    names = Server(tmp_path / "names", role="namesrv")
     conf = {"namesrvAddr": names.namesrv_address}
-    with Served(tmp_path / "broker", role="broker", conf=conf) as broker:
+    with Server(tmp_path / "broker", role="broker", conf=conf) as broker:
         with broker.client() as client:
             client.send("orders", b"1")
-        with names, names.name_client() as asking:
+        with names, names.namesrv_client() as asking:
             assert routed_within(asking, "orders", seconds=10)
 
 
 def test_all_roles_register_with_the_files_name_servers_too(tmp_path: Path) -> None:
     with (
-        Served(tmp_path / "names", role="namesrv") as names,
-        Served(tmp_path / "all", conf={"namesrvAddr": names.namesrv_address}) as served,
-        names.name_client() as theirs,
-        served.name_client() as ours,
+        Server(tmp_path / "names", role="namesrv") as names,
+        Server(tmp_path / "all", conf={"namesrvAddr": names.namesrv_address}) as served,
+        names.namesrv_client() as theirs,
+        served.namesrv_client() as ours,
         served.client() as client,
     ):
         client.create_topic("orders")
@@ -282,8 +282,8 @@ def test_all_roles_register_with_the_files_name_servers_too(tmp_path: Path) -> N
         assert routed_within(theirs, "orders", seconds=5)
 
 
-def test_new_topics_are_in_the_route_within_a_second(served: Served) -> None:
-    with served.client() as client, served.name_client() as names:
+def test_new_topics_are_in_the_route_within_a_second(served: Server) -> None:
+    with served.client() as client, served.namesrv_client() as names:
         assert names.route("TBW102") is not None
         assert names.route("made") is None
         client.create_topic("made")
@@ -295,7 +295,7 @@ def test_new_topics_are_in_the_route_within_a_second(served: Served) -> None:
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     conf = {"storePathRootDir": elsewhere, "listenPort": 1}
-    with Served(tmp_path, conf=conf) as served, served.client() as client:
+    with Server(tmp_path, conf=conf) as served, served.client() as client:
         client.send("orders", b"1")
     assert not elsewhere.exists()
     served.assert_clean()
@@ -320,7 +320,7 @@ def test_an_unknown_role_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_line_too_many_is_closed_and_the_others_go_on(tmp_path: Path) -> None:
-    with Served(tmp_path, conf={"escrowConnectionsMax": 3}) as served:
+    with Server(tmp_path, conf={"escrowConnectionsMax": 3}) as served:
         lines = [served.client() for _ in range(3)]
         for line in lines:
             line.max_offset("x", 0)
@@ -338,15 +338,15 @@ def test_one_line_too_many_is_closed_and_the_others_go_on(tmp_path: Path) -> Non
 
 def test_a_silent_line_is_closed_and_a_waiting_one_is_not(tmp_path: Path) -> None:
     with (
-        Served(tmp_path, conf={"serverChannelMaxIdleTimeSeconds": 1}) as served,
+        Server(tmp_path, conf={"serverChannelMaxIdleTimeSeconds": 1}) as served,
         served.client(timeout_s=5) as silent,
         served.client() as waiting,
     ):
         waiting.create_topic("orders")
         silent.max_offset("orders", 0)
         for _ in range(4):  # 400 ms each: it speaks often enough
-            begin_pull(waiting, "orders", 0, wait_ms=400)
-            assert next_answer(waiting).code == 19
+            start_pull(waiting, "orders", 0, wait_ms=400)
+            assert next_response(waiting).code == 19
         assert silent.socket.recv(1) == b""
 
 
@@ -361,11 +361,11 @@ def test_a_setting_of_the_file_has_its_effect(tmp_path: Path) -> None:
         "messageIndexEnable": False,
     }
     wrong = []
-    with Served(tmp_path, conf=conf) as served, served.client() as client:
+    with Server(tmp_path, conf=conf) as served, served.client() as client:
         client.create_topic("orders")
         began_s = time.monotonic()
-        begin_pull(client, "orders", 0)
-        next_answer(client)
+        start_pull(client, "orders", 0)
+        next_response(client)
         if time.monotonic() - began_s > 0.7:
             wrong.append("shortPollingTimeMills")
         for _ in range(3):
@@ -389,8 +389,8 @@ def test_a_setting_of_the_file_has_its_effect(tmp_path: Path) -> None:
 
 
 def test_a_stop_that_comes_while_it_registers_is_a_stop(tmp_path: Path) -> None:
-    with Served(tmp_path / "all") as names:
+    with Server(tmp_path / "all") as names:
         conf = {"namesrvAddr": names.namesrv_address, "brokerName": "broker-b"}
         for number in range(3):
-            with Served(tmp_path / str(number), role="broker", conf=conf):
+            with Server(tmp_path / str(number), role="broker", conf=conf):
                 pass  # ready, and not registered yet

@@ -16,7 +16,7 @@ import pytest
 
 from docs.generate import METRIC_MODULES, declared_families
 from tests.interop.remoting import Client, loads
-from tests.support.brokers import COMMAND, WAIT_S, NotStarted, Served
+from tests.support.brokers import COMMAND, WAIT_S, Server, StartFailed
 from tests.support.ports import free_ports
 from tests.support.scraping import parse
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 LONG_S = 3 * WAIT_S
 
 
-class Cluster(Served):
+class Cluster(Server):
     def __init__(self, directory: Path, count: int) -> None:
         super().__init__(directory, wait_s=LONG_S)
         self.metrics_port = free_ports(1)[0]
@@ -37,7 +37,7 @@ class Cluster(Served):
         return self
 
     def addresses(self) -> dict[str, str]:
-        with self.name_client() as names:
+        with self.namesrv_client() as names:
             info = loads(names.expect(106).body.decode())
         return {name: data["brokerAddrs"]["0"] for name, data in info["brokerAddrTable"].items()}
 
@@ -88,7 +88,7 @@ def test_clients_see_one_cluster_and_a_broker_that_is_killed_comes_back(tmp_path
     with Cluster(tmp_path, 2) as cluster:
         assert set(cluster.addresses()) == {"broker-a-0", "broker-a-1"}
         send_to_each(cluster, b"1")
-        with cluster.name_client() as names:
+        with cluster.namesrv_client() as names:
             wait_until(
                 lambda: len((names.route("orders") or {}).get("queueDatas", [])) == 2, cluster
             )
@@ -100,7 +100,7 @@ def test_clients_see_one_cluster_and_a_broker_that_is_killed_comes_back(tmp_path
         assert cluster.get("/health/live")[0] == cluster.get("/health/ready")[0] == 200
 
         cluster.conf.write_text(cluster.conf.read_text() + "fileReservedTime=24\n")
-        cluster.hang_up()
+        cluster.reload()
         changed = "fileReservedTime changed from 72 to 24"  # in the supervisor, and in each broker
         wait_until(lambda: cluster.errors.count(changed) == 3, cluster)
 
@@ -150,10 +150,10 @@ def test_brokers_stop_in_order_when_their_supervisor_is_killed(tmp_path: Path) -
 
 
 def test_a_store_of_a_single_broker_is_not_hidden(tmp_path: Path) -> None:
-    with Served(tmp_path) as served, served.client() as client:
+    with Server(tmp_path) as served, served.client() as client:
         client.send("orders", b"1")
     served.arguments += ["--brokers", "2"]
-    with pytest.raises(NotStarted, match="holds the messages of a single broker"):
+    with pytest.raises(StartFailed, match="holds the messages of a single broker"):
         served.start()
 
 
@@ -161,7 +161,7 @@ def test_a_broker_that_cannot_start_ends_the_start_of_all(tmp_path: Path) -> Non
     cluster = Cluster(tmp_path, 2)
     (cluster.data).mkdir()
     (cluster.data / "broker-1").write_text("in the way")
-    with pytest.raises(NotStarted) as refused:
+    with pytest.raises(StartFailed) as refused:
         cluster.start()
     assert refused.value.exit_code == 2
     assert "could not start" in refused.value.errors

@@ -16,7 +16,7 @@ from click.shell_completion import get_completion_class
 
 from escrowmq.cli.main import cli
 from tests.interop.remoting import Client
-from tests.support.brokers import COMMAND, WAIT_S, Served
+from tests.support.brokers import COMMAND, WAIT_S, Server
 from tests.support.commands import CommandResult, run, run_on_terminal
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
@@ -28,19 +28,19 @@ PATIENT = {"transactionTimeOut": 600_000, "transactionCheckInterval": 600_000}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("people"), conf=PATIENT) as server:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("people"), conf=PATIENT) as server:
         yield server
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[Client]:
+def client(served: Server) -> Iterator[Client]:
     with served.client() as connected:
         yield connected
 
 
 @pytest.fixture(autouse=True)
-def use_cluster(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_cluster(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every command without -n use this cluster."""
     monkeypatch.setenv("NAMESRV_ADDR", served.namesrv_address)
 
@@ -69,7 +69,7 @@ def send(client: Client, topic: str, *bodies: bytes, keys: str = "", queue: int 
 
 
 @contextmanager
-def dead_broker(served: Served) -> Iterator[str]:
+def dead_broker(served: Server) -> Iterator[str]:
     """Register a broker with the name server that does not run."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     fields = {
@@ -81,7 +81,7 @@ def dead_broker(served: Served) -> Iterator[str]:
         "compressed": False,
         "bodyCrc32": 0,
     }
-    with served.name_client() as names:
+    with served.namesrv_client() as names:
         names.expect(103, fields, b'{"topicConfigSerializeWrapper":{},"filterServerList":[]}')
         yield address
         del fields["haServerAddr"], fields["compressed"], fields["bodyCrc32"]
@@ -242,7 +242,7 @@ def test_tail_starts_and_filters_as_its_options_say(client: Client) -> None:
     assert "escrowmq topic list" in run_refused("message", "tail", "nowhere")
 
 
-def test_tail_follows_a_topic_and_moves_no_group(served: Served, client: Client) -> None:
+def test_tail_follows_a_topic_and_moves_no_group(served: Server, client: Client) -> None:
     client.create_topic("followed", queues=1)
     client.create_group("reader")
     send(client, "followed", b"first")
@@ -271,7 +271,7 @@ def test_tail_follows_a_topic_and_moves_no_group(served: Served, client: Client)
 # --- brokers -------------------------------------------------------------------------------------
 
 
-def test_brokers_show_figures_and_change_settings(served: Served, client: Client) -> None:
+def test_brokers_show_figures_and_change_settings(served: Server, client: Client) -> None:
     [row] = run_json("broker", "list")
     assert (row["broker"], row["address"]) == ("broker-a", served.address)
     assert row["takes_messages"]
@@ -318,7 +318,7 @@ def test_a_terminal_shows_each_result_in_place_of_the_one_before() -> None:
     assert "\x1b[1A" in screen  # the cursor goes up to draw over the first result
 
 
-def test_a_list_is_repeated_until_it_is_interrupted(served: Served) -> None:
+def test_a_list_is_repeated_until_it_is_interrupted(served: Server) -> None:
     process = subprocess.Popen(
         [COMMAND, "topic", "list", "--json", "--watch", "0.1"], stdout=subprocess.PIPE, text=True
     )
@@ -336,7 +336,7 @@ def test_a_list_is_repeated_until_it_is_interrupted(served: Served) -> None:
 # --- several brokers, and those that fail --------------------------------------------------------
 
 
-def test_a_broker_that_fails_does_not_hide_the_others(served: Served, client: Client) -> None:
+def test_a_broker_that_fails_does_not_hide_the_others(served: Server, client: Client) -> None:
     client.create_topic("seen", queues=1)
     send(client, "seen", b"1", keys="k")
     with dead_broker(served) as address:
@@ -367,9 +367,9 @@ def test_a_broker_that_fails_does_not_hide_the_others(served: Served, client: Cl
     assert run_json("topic", "show", "seen")["brokers"][0]["messages"] == 1
 
 
-def test_all_brokers_of_a_cluster_are_asked(served: Served, tmp_path: Path) -> None:
+def test_all_brokers_of_a_cluster_are_asked(served: Server, tmp_path: Path) -> None:
     conf = {"brokerName": "broker-b", "namesrvAddr": served.namesrv_address}
-    with Served(tmp_path, role="broker", conf=conf) as second:
+    with Server(tmp_path, role="broker", conf=conf) as second:
         wait_until(lambda: len(run_json("broker", "list")) == 2, "both brokers are listed")
         result = run_ok("topic", "create", "wide", "--queues", "1")
         assert [line.split(" on ")[1][:8] for line in result.lines] == ["broker-a", "broker-b"]
@@ -443,7 +443,7 @@ def test_doctor_finds_stranded_transactions_absent_groups_and_dead_letters(tmp_p
         "bindAddress": "0.0.0.0",
         "brokerIP1": "127.0.0.1",
     }
-    with Served(tmp_path, conf=hasty) as served, served.client() as client:
+    with Server(tmp_path, conf=hasty) as served, served.client() as client:
         options = ("-c", str(served.conf), "--data", str(served.data), "-n", served.namesrv_address)
         client.create_topic("orders", queues=1)
         client.create_group("gone")
@@ -470,7 +470,7 @@ def test_doctor_finds_stranded_transactions_absent_groups_and_dead_letters(tmp_p
     assert "a broker is running on it" in details(checks["ok"])
 
 
-def test_doctor_finds_problems_of_this_machine(tmp_path: Path, served: Served) -> None:
+def test_doctor_finds_problems_of_this_machine(tmp_path: Path, served: Server) -> None:
     conf = tmp_path / "broker.conf"
     port = served.address.rpartition(":")[2]
     conf.write_text(f"listenPort={port}\nbindAddress=0.0.0.0\nescrowNamesrvPort=0\n")

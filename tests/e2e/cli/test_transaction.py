@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Client, Sent
-from tests.support.brokers import COMMAND, WAIT_S, Served
+from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Client, SendResult
+from tests.support.brokers import COMMAND, WAIT_S, Server
 from tests.support.commands import run_on_terminal
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
@@ -26,7 +26,7 @@ HASTY = {"transactionTimeOut": 300, "transactionCheckInterval": 300, "transactio
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-def run(served: Served | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(served: Server | None, *arguments: str) -> subprocess.CompletedProcess[str]:
     where = () if served is None else ("-n", served.namesrv_address)
     return subprocess.run(
         [COMMAND, "transaction", *arguments, *where],
@@ -38,7 +38,7 @@ def run(served: Served | None, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def list_json(served: Served, *filters: str) -> list[dict[str, Any]]:
+def list_json(served: Server, *filters: str) -> list[dict[str, Any]]:
     result = run(served, "list", "--json", *filters)
     assert (result.returncode, result.stderr) == (0, "")
     found = json.loads(result.stdout)
@@ -46,23 +46,23 @@ def list_json(served: Served, *filters: str) -> list[dict[str, Any]]:
     return found
 
 
-def list_ids(served: Served, *filters: str) -> list[str]:
+def list_ids(served: Server, *filters: str) -> list[str]:
     return [entry["transaction_id"] for entry in list_json(served, *filters)]
 
 
-def explain(served: Served, name: str) -> str:
+def explain(served: Server, name: str) -> str:
     result = run(served, "explain", name)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
 
-def show_json(served: Served, name: str) -> dict[str, Any]:
+def show_json(served: Server, name: str) -> dict[str, Any]:
     result = run(served, "show", name, "--json")
     assert (result.returncode, result.stderr) == (0, "")
     return dict(json.loads(result.stdout))
 
 
-def park(client: Client, key: str, topic: str = "orders", group: str = "pay") -> Sent:
+def park(client: Client, key: str, topic: str = "orders", group: str = "pay") -> SendResult:
     return client.send_half(topic, b"of " + key.encode(), {"UNIQ_KEY": key}, group=group)
 
 
@@ -71,21 +71,21 @@ def pull_bodies(client: Client, topic: str = "orders") -> list[bytes]:
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, conf=PATIENT) as served:
+def patient(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path, conf=PATIENT) as served:
         yield served
 
 
 @pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, conf=HASTY) as served:
+def hasty(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path, conf=HASTY) as served:
         yield served
 
 
 # --- looking -------------------------------------------------------------------------------------
 
 
-def test_a_list_has_the_promised_shape_and_filters(patient: Served) -> None:
+def test_a_list_has_the_promised_shape_and_filters(patient: Server) -> None:
     assert list_json(patient) == []
     assert run(patient, "list").stdout == "no transactions\n"
     with patient.client() as client:
@@ -120,7 +120,7 @@ def test_a_list_has_the_promised_shape_and_filters(patient: Served) -> None:
 
 def test_the_history_of_a_check_names_the_producer_and_its_answer(tmp_path: Path) -> None:
     asking = {"transactionTimeOut": 300, "transactionCheckInterval": 600_000}
-    with Served(tmp_path, conf=asking) as served, served.client() as client:
+    with Server(tmp_path, conf=asking) as served, served.client() as client:
         half = park(client, "A")
         header, _ = client.receive_frame()
         assert header["code"] == 39
@@ -150,8 +150,8 @@ def test_the_history_of_a_check_names_the_producer_and_its_answer(tmp_path: Path
     assert re.search(r"^ +op: RMQ_SYS_TRANS_OP_HALF_TOPIC queue 0 offset 0, log offset", text, re.M)
 
 
-def answer_check(client: Client, half: Sent, verdict: int) -> None:
-    client.one_way(
+def answer_check(client: Client, half: SendResult, verdict: int) -> None:
+    client.send_one_way(
         37,
         {
             "topic": "orders",
@@ -166,7 +166,7 @@ def answer_check(client: Client, half: Sent, verdict: int) -> None:
     )
 
 
-def test_an_open_transaction_is_explained(patient: Served) -> None:
+def test_an_open_transaction_is_explained(patient: Server) -> None:
     with patient.client() as client:
         park(client, "A")
         text = explain(patient, "A")
@@ -180,7 +180,7 @@ def test_an_open_transaction_is_explained(patient: Served) -> None:
 # --- deciding ------------------------------------------------------------------------------------
 
 
-def test_a_commit_by_hand_delivers_once_and_stands(patient: Served) -> None:
+def test_a_commit_by_hand_delivers_once_and_stands(patient: Server) -> None:
     with patient.client() as client:
         half = park(client, "A")
         result = run(patient, "commit", "A", "--reason", "in the books", "--yes", "--as", "ann")
@@ -199,7 +199,7 @@ def test_a_commit_by_hand_delivers_once_and_stands(patient: Served) -> None:
     assert list_ids(patient) == []
 
 
-def test_all_transactions_that_match_the_filters_are_decided(patient: Served) -> None:
+def test_all_transactions_that_match_the_filters_are_decided(patient: Server) -> None:
     with patient.client() as client:
         for number in range(150):
             park(client, f"K{number:03d}", topic="orders" if number % 3 else "bills")
@@ -216,7 +216,7 @@ def test_all_transactions_that_match_the_filters_are_decided(patient: Served) ->
         assert pull_bodies(client, "bills") == [b"of K000", b"of K003"]
 
 
-def test_a_decision_needs_a_confirmation(patient: Served) -> None:
+def test_a_decision_needs_a_confirmation(patient: Server) -> None:
     with patient.client() as client:
         park(client, "A")
     result = run(patient, "commit", "A", "--reason", "r")
@@ -248,7 +248,7 @@ def test_a_wrong_command_line_exits_with_2(arguments: tuple[str, ...], expected:
     assert expected in result.stderr
 
 
-def test_an_unknown_transaction_is_an_error(patient: Served) -> None:
+def test_an_unknown_transaction_is_an_error(patient: Server) -> None:
     for command in (("show", "X"), ("explain", "X"), ("commit", "X", "--reason", "r", "--yes")):
         result = run(patient, *command)
         assert result.returncode == 2
@@ -260,7 +260,7 @@ def test_an_unknown_transaction_is_an_error(patient: Served) -> None:
 # --- stranded ------------------------------------------------------------------------------------
 
 
-def test_a_resumed_transaction_is_checked_again(hasty: Served) -> None:
+def test_a_resumed_transaction_is_checked_again(hasty: Server) -> None:
     with hasty.client() as client:
         half = park(client, "A")
         wait_until(lambda: list_ids(hasty, "--state", "stranded") == ["A"], "A is stranded")
@@ -284,7 +284,7 @@ def test_a_resumed_transaction_is_checked_again(hasty: Served) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_histories_survive_a_restart(hasty: Served, killed: bool) -> None:
+def test_histories_survive_a_restart(hasty: Server, killed: bool) -> None:
     with hasty.client() as client:
         client.end_transaction(park(client, "C"), COMMIT, topic="orders", group="pay")
         client.end_transaction(park(client, "R"), ROLLBACK, topic="orders", group="pay")
@@ -319,9 +319,9 @@ def test_histories_survive_a_restart(hasty: Served, killed: bool) -> None:
 # --- others --------------------------------------------------------------------------------------
 
 
-def test_all_brokers_of_a_cluster_are_asked(patient: Served, tmp_path: Path) -> None:
+def test_all_brokers_of_a_cluster_are_asked(patient: Server, tmp_path: Path) -> None:
     conf = {**PATIENT, "namesrvAddr": patient.namesrv_address, "brokerName": "broker-b"}
-    with Served(tmp_path / "b", role="broker", conf=conf) as other:
+    with Server(tmp_path / "b", role="broker", conf=conf) as other:
         with patient.client() as client, other.client() as other_client:
             park(client, "A")
             park(client, "twice")

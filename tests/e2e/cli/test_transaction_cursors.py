@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.remoting import COMMIT, Client, Sent
-from tests.support.brokers import Served
+from tests.interop.remoting import COMMIT, Client, SendResult
+from tests.support.brokers import Server
 from tests.support.commands import run
 from tests.support.waiting import wait_until
 
@@ -20,22 +20,22 @@ ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, conf={"transactionTimeOut": 600_000}) as broker:
+def served(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path, conf={"transactionTimeOut": 600_000}) as broker:
         yield broker
 
 
-def command(served: Served, *arguments: str) -> str:
+def command(served: Server, *arguments: str) -> str:
     result = run(*arguments, "-n", served.namesrv_address)
     assert result.code == 0, result.err
     return result.out
 
 
-def park(client: Client, key: str) -> Sent:
+def park(client: Client, key: str) -> SendResult:
     return client.send_half("orders", b"body", {"UNIQ_KEY": key}, group="pay")
 
 
-def test_cursors_show_both_queues_and_the_first_open_half(served: Served) -> None:
+def test_cursors_show_both_queues_and_the_first_open_half(served: Server) -> None:
     with served.client() as client:
         client.end_transaction(park(client, "A"), COMMIT, topic="orders", group="pay")
         park(client, "B")
@@ -56,7 +56,7 @@ def test_cursors_show_both_queues_and_the_first_open_half(served: Served) -> Non
     assert op_line.split()[1:] == ["RMQ_SYS_TRANS_OP_HALF_TOPIC", "1", "2"]
 
 
-def test_the_group_of_the_cursors_is_listed_with_all(served: Served) -> None:
+def test_the_group_of_the_cursors_is_listed_with_all(served: Server) -> None:
     with served.client() as client:
         client.end_transaction(park(client, "A"), COMMIT, topic="orders", group="pay")
 

@@ -12,31 +12,31 @@ import pytest
 from escrowmq import Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.blocking import Consumer, Producer
 from escrowmq.errors import LocalProtocolError
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Served(tmp_path_factory.mktemp("blocking"), conf=conf) as served:
+    with Server(tmp_path_factory.mktemp("blocking"), conf=conf) as served:
         yield served
 
 
-def receive(served: Served, topic: str, count: int) -> list[bytes]:
+def receive(served: Server, topic: str, count: int) -> list[bytes]:
     with Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
         return [message.body for _, message in zip(range(count), consumer, strict=False)]
 
 
-def test_many_threads_send_through_one_producer(served: Served) -> None:
+def test_many_threads_send_through_one_producer(served: Server) -> None:
     bodies = [b"%d" % number for number in range(40)]
     with Producer(served.namesrv_address, group="p") as producer, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda body: producer.send(Message("threads", body)), bodies))
     assert sorted(receive(served, "threads", 40)) == sorted(bodies)
 
 
-def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(served: Served) -> None:
+def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(served: Server) -> None:
     with Producer(served.namesrv_address, group="p", timeout_s=60) as producer:
         producer.send(Message("interrupted", b"before"))
         interrupt = threading.Timer(
@@ -48,7 +48,7 @@ def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(served: S
         producer.send(Message("interrupted", b"after"))
 
 
-def test_a_blocking_call_on_the_loops_own_thread_is_refused(served: Served) -> None:
+def test_a_blocking_call_on_the_loops_own_thread_is_refused(served: Server) -> None:
     refused: list[LocalProtocolError] = []
     with Producer(served.namesrv_address, group="own-thread") as producer:
 
@@ -66,7 +66,7 @@ def test_a_blocking_call_on_the_loops_own_thread_is_refused(served: Served) -> N
     assert "wait for itself" in str(refused[0])
 
 
-def test_a_block_commits_rolls_back_or_is_checked(served: Served) -> None:
+def test_a_block_commits_rolls_back_or_is_checked(served: Server) -> None:
     with Producer(served.namesrv_address, group="p") as producer:
 
         @producer.checker("paid")

@@ -10,15 +10,15 @@ import pytest
 
 from escrowmq import Consumer
 from escrowmq.errors import ConfigError, LocalProtocolError
-from tests.support.brokers import Served
-from tests.support.clients import CONF, Broker, numbered, receive, send
+from tests.support.brokers import Server
+from tests.support.clients import CONF, Broker, numbered_bodies, receive, send
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Served(tmp_path_factory.mktemp("broadcast"), conf=CONF) as served:
+    with Server(tmp_path_factory.mktemp("broadcast"), conf=CONF) as served:
         yield served
 
 
@@ -35,11 +35,11 @@ def listener(served: Broker, topic: str, offsets: Path) -> Consumer:
 async def test_every_broadcast_member_gets_all_messages_and_continues_from_its_file(
     served: Broker, tmp_path: Path
 ) -> None:
-    await send(served, "cast", *numbered(8))
+    await send(served, "cast", *numbered_bodies(8))
     member, two = tmp_path / "one" / "offsets.json", tmp_path / "two.json"
     async with listener(served, "cast", member) as first, listener(served, "cast", two) as second:
-        assert sorted(await receive(first, 8)) == numbered(8)
-        assert sorted(await receive(second, 8)) == numbered(8)
+        assert sorted(await receive(first, 8)) == numbered_bodies(8)
+        assert sorted(await receive(second, 8)) == numbered_bodies(8)
     await send(served, "cast", b"more")
     async with listener(served, "cast", member) as first:
         assert await receive(first, 1) == [b"more"]

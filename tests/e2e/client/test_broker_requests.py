@@ -25,15 +25,16 @@ from escrowmq.remoting.headers import (
     ResetConsumerOffset,
 )
 from escrowmq.remoting.requests import Request
-from tests.support.brokers import Served
-from tests.support.clients import CONF, WAIT_S, Broker, numbered, send, until
+from tests.support.brokers import Server
+from tests.support.clients import CONF, WAIT_S, Broker, numbered_bodies, send
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Served(tmp_path_factory.mktemp("answers"), conf=CONF) as served:
+    with Server(tmp_path_factory.mktemp("answers"), conf=CONF) as served:
         yield served
 
 
@@ -61,7 +62,7 @@ class _BrokerSide:
 
 
 async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broker) -> None:
-    await send(served, "asked", *numbered(8))
+    await send(served, "asked", *numbered_bodies(8))
     consumer = Consumer(served.namesrv_address, group="g-asked")
     seen: list[bytes] = []
 
@@ -70,7 +71,7 @@ async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broke
         seen.append(message.body)
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(seen) == 8)
+    await wait_until_async(lambda: len(seen) == 8)
     # Private: the state of a member has no public view.
     client_id = consumer._rebalancer.heartbeat.client_id
 
@@ -96,8 +97,8 @@ async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broke
         consumer, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, reset, body
     )
     assert response.command.code == 0
-    await until(lambda: len(seen) == 16)
-    assert sorted(seen) == sorted(numbered(8) * 2)
+    await wait_until_async(lambda: len(seen) == 16)
+    assert sorted(seen) == sorted(numbered_bodies(8) * 2)
 
     stranger = GetConsumerStatus(topic="asked", group="another")
     assert (await _BrokerSide().request(consumer, code, stranger)).command.code == 1
@@ -117,7 +118,7 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
             raise OSError("enough")
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(seen) == 1)
+    await wait_until_async(lambda: len(seen) == 1)
     # Private: the state of a member has no public view.
     fetchers = consumer._rebalancer.fetchers.values()
     fetcher = next(fetcher for fetcher in fetchers if fetcher.commit_offset)

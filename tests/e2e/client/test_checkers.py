@@ -22,7 +22,7 @@ from escrowmq import (
     blocking,
 )
 from escrowmq.client.producer.checker import CheckerRegistry
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +31,12 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("checkers"), conf=CONF) as served:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("checkers"), conf=CONF) as served:
         yield served
 
 
-def bodies(served: Served, topic: str) -> list[bytes]:
+def bodies(served: Server, topic: str) -> list[bytes]:
     with served.client() as reader:
         found = [record.body for queue in range(4) for record in reader.pull_all(topic, queue)]
     return sorted(found)
@@ -55,12 +55,12 @@ async def leave_open(producer: Producer, message: Message, **options: Any) -> No
 
 
 @asynccontextmanager
-async def a_producer(served: Served, group: str, **more: Any) -> AsyncIterator[Producer]:
+async def a_producer(served: Server, group: str, **more: Any) -> AsyncIterator[Producer]:
     async with Producer(served.namesrv_address, group=group, **more) as producer:
         yield producer
 
 
-async def test_the_most_specific_checker_is_called(served: Served) -> None:
+async def test_the_most_specific_checker_is_called(served: Server) -> None:
     asked: dict[str, str] = {}
 
     def saying(who: str) -> Callable[[ReceivedMessage], Verdict]:
@@ -91,7 +91,7 @@ async def test_a_checker_for_nothing_is_refused(wrong: dict[str, str]) -> None:
             producer.checker(**wrong)(lambda message: None)
 
 
-async def test_a_process_that_never_sends_gets_checks_of_another_process(served: Served) -> None:
+async def test_a_process_that_never_sends_gets_checks_of_another_process(served: Server) -> None:
     async with a_producer(served, "left") as producer:
         await leave_open(producer, Message("left", b"by one that is gone"))
     async with a_producer(served, "left") as successor:
@@ -104,7 +104,7 @@ async def test_a_process_that_never_sends_gets_checks_of_another_process(served:
 
 
 async def test_an_exception_of_a_checker_is_unknown_logged_and_counted(
-    served: Served, caplog: pytest.LogCaptureFixture
+    served: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: Iterator[Any] = iter([OSError("no database"), "COMMIT", None, Verdict.COMMIT])
 
@@ -125,7 +125,7 @@ async def test_an_exception_of_a_checker_is_unknown_logged_and_counted(
 
 
 async def test_a_check_without_a_checker_is_logged_and_counted(
-    served: Served, caplog: pytest.LogCaptureFixture
+    served: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with a_producer(served, "nobody") as producer:
         await leave_open(producer, Message("nobody", b"x"))
@@ -133,7 +133,7 @@ async def test_a_check_without_a_checker_is_logged_and_counted(
     assert "no checker for" in caplog.text
 
 
-async def test_no_more_checkers_run_than_check_concurrency_allows(served: Served) -> None:
+async def test_no_more_checkers_run_than_check_concurrency_allows(served: Server) -> None:
     running, most = 0, 0
     lock = threading.Lock()
     two_are_in = threading.Barrier(2)
@@ -158,7 +158,7 @@ async def test_no_more_checkers_run_than_check_concurrency_allows(served: Served
 
 
 async def test_checks_beyond_the_limit_are_answered_with_unknown(
-    served: Served, caplog: pytest.LogCaptureFixture
+    served: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = asyncio.Event()
     async with a_producer(served, "full") as producer:
@@ -202,7 +202,7 @@ class Ledger(TransactionListener):
         return self.done[message.transaction_id]
 
 
-async def test_a_listener_executes_and_checks_local_transactions(served: Served) -> None:
+async def test_a_listener_executes_and_checks_local_transactions(served: Server) -> None:
     ledger = Ledger()
     async with TransactionProducer(
         served.namesrv_address, group="listener", listener=ledger
@@ -220,7 +220,7 @@ async def test_a_listener_executes_and_checks_local_transactions(served: Served)
 
 
 def test_a_blocking_listener_runs_the_local_transaction_in_the_calling_thread(
-    served: Served,
+    served: Server,
 ) -> None:
     ledger = Ledger()
     with blocking.TransactionProducer(

@@ -14,26 +14,26 @@ from escrowmq.client.consumer.offset_store import ConsumeFrom
 from escrowmq.client.consumer.rebalance import average_by_circle
 from escrowmq.errors import InvalidSubscription, LocalProtocolError
 from escrowmq.message.filter import FilterLike
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.clients import (
     CONF,
     WAIT_S,
     Broker,
-    caught_up,
-    numbered,
-    of_topic,
+    numbered_bodies,
+    queues_of_topic,
     receive,
     send,
     send_to,
-    until,
+    wait_until_caught_up,
 )
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Served(tmp_path_factory.mktemp("consumer"), conf=CONF) as served:
+    with Server(tmp_path_factory.mktemp("consumer"), conf=CONF) as served:
         yield served
 
 
@@ -42,7 +42,7 @@ def subscriber(served: Broker, group: str, **subscribe: FilterLike) -> Consumer:
 
 
 async def test_a_group_gets_every_message_once(served: Broker) -> None:
-    bodies = numbered(20)
+    bodies = numbered_bodies(20)
     await send(served, "bills", *bodies)
     async with subscriber(served, "billing", bills="*") as first:
         received = []
@@ -80,7 +80,9 @@ async def test_a_tag_filter_selects_messages(served: Broker) -> None:
         seen.append(message.body)
 
     running = asyncio.create_task(member.run())
-    await caught_up(served, member, "tagged")  # offsets of filtered messages are committed too
+    await wait_until_caught_up(
+        served, member, "tagged"
+    )  # offsets of filtered messages are committed too
     await member.close()
     await running
     assert sorted(seen) == [b"too", b"yes"]
@@ -127,13 +129,17 @@ async def test_two_members_divide_the_queues_and_the_last_one_gets_all(
     await send(served, "shared", b"made")
     async with subscriber(served, "g-shared", shared="*") as first:
         assert await receive(first, 1) == [b"made"]
-        await until(lambda: len(first.assigned_queues) == 5)  # four and that of the retry topic
+        await wait_until_async(
+            lambda: len(first.assigned_queues) == 5
+        )  # four and that of the retry topic
         everything = set(first.assigned_queues)
         async with subscriber(served, "g-shared", shared="*") as second:
-            await until(lambda: not set(first.assigned_queues) & set(second.assigned_queues))
+            await wait_until_async(
+                lambda: not set(first.assigned_queues) & set(second.assigned_queues)
+            )
             assert {*first.assigned_queues, *second.assigned_queues} == everything
-            assert len(of_topic(second.assigned_queues, "shared")) == 2
-        await until(lambda: set(first.assigned_queues) == everything)
+            assert len(queues_of_topic(second.assigned_queues, "shared")) == 2
+        await wait_until_async(lambda: set(first.assigned_queues) == everything)
 
 
 async def test_three_members_get_each_message_once(served: Broker) -> None:
@@ -150,35 +156,37 @@ async def test_three_members_get_each_message_once(served: Broker) -> None:
         running.append(asyncio.create_task(member.run()))
 
     def shares() -> list[int]:
-        return sorted(len(of_topic(member.assigned_queues, "trio")) for member in trio)
+        return sorted(len(queues_of_topic(member.assigned_queues, "trio")) for member in trio)
 
-    await until(lambda: shares() == [1, 1, 2] and seen == [b"make"])
-    await send(served, "trio", *numbered(200))
-    await until(lambda: len(seen) >= 201)
+    await wait_until_async(lambda: shares() == [1, 1, 2] and seen == [b"make"])
+    await send(served, "trio", *numbered_bodies(200))
+    await wait_until_async(lambda: len(seen) >= 201)
     for member in trio:  # one after the other: the others take over, and nothing comes again
         await member.close()
     await asyncio.gather(*running)
-    assert sorted(seen) == [*numbered(200), b"make"]
+    assert sorted(seen) == [*numbered_bodies(200), b"make"]
 
 
 async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served: Broker) -> None:
-    bodies = numbered(40)
+    bodies = numbered_bodies(40)
     await send(served, "moved", *bodies)
     seen: list[bytes] = []
     async with subscriber(served, "g-moved", moved="*") as first:
         seen += await receive(first, 20)
         in_flight_body = seen[-1]  # the next receive() would acknowledge it
         async with subscriber(served, "g-moved", moved="*") as second:
-            await until(lambda: not set(first.assigned_queues) & set(second.assigned_queues))
+            await wait_until_async(
+                lambda: not set(first.assigned_queues) & set(second.assigned_queues)
+            )
 
             async def consume_all(member: Consumer) -> None:
                 async for message in member:
                     seen.append(message.body)
 
             tasks = [asyncio.create_task(consume_all(member)) for member in (first, second)]
-            await until(lambda: set(seen) == set(bodies))
+            await wait_until_async(lambda: set(seen) == set(bodies))
             await send(served, "moved", b"last")
-            await until(lambda: b"last" in seen)
+            await wait_until_async(lambda: b"last" in seen)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -198,7 +206,7 @@ async def test_a_running_consumer_discovers_a_new_topic(served: Broker) -> None:
 async def test_start_position_of_a_new_group(served: Broker) -> None:
     if getattr(served, "version", "") == "4.9.7":
         pytest.skip("4.x starts a young queue at 0 in any case: docs/compatibility.md")
-    await send(served, "since", *numbered(4, "old"))
+    await send(served, "since", *numbered_bodies(4, "old"))
     await asyncio.sleep(0.1)  # stored times are compared in milliseconds
     moment = datetime.now(tz=UTC)
     await send(served, "since", b"new")
@@ -213,8 +221,8 @@ async def test_start_position_of_a_new_group(served: Broker) -> None:
 
         running = asyncio.create_task(member.run())
         # Private: the state of a member has no public view.
-        await until(lambda: member._rebalancer.fetchers)
-        await until(
+        await wait_until_async(lambda: member._rebalancer.fetchers)
+        await wait_until_async(
             lambda: all(
                 fetcher.commit_offset is not None
                 # Private: the state of a member has no public view.
@@ -222,7 +230,7 @@ async def test_start_position_of_a_new_group(served: Broker) -> None:
             )
         )
         await send(served, "since", newest)
-        await caught_up(served, member, "since")
+        await wait_until_caught_up(served, member, "since")
         await member.close()
         await running
         return sorted(seen)
@@ -239,8 +247,8 @@ async def test_a_message_that_is_never_done_holds_up_no_other_queue(served: Brok
         queues = await pull_consumer.queues("stuck")
         for queue in queues:
             await pull_consumer.commit(queue, await pull_consumer.latest_offset(queue))
-        await send_to(served, "stuck", 0, b"stone", *numbered(5, "a"))
-        await send_to(served, "stuck", 1, *numbered(5, "b"))
+        await send_to(served, "stuck", 0, b"stone", *numbered_bodies(5, "a"))
+        await send_to(served, "stuck", 1, *numbered_bodies(5, "b"))
         member = Consumer(
             served.namesrv_address, group="g-stuck", concurrency=2, shutdown_timeout_s=0.1
         )
@@ -254,7 +262,7 @@ async def test_a_message_that_is_never_done_holds_up_no_other_queue(served: Brok
                 await never.wait()
 
         running = asyncio.create_task(member.run())
-        await until(lambda: len(seen) == 11)
+        await wait_until_async(lambda: len(seen) == 11)
         member.stop()
         await running
         before = await pull_consumer.committed(queues[0])
@@ -268,7 +276,7 @@ async def test_a_message_that_is_never_done_holds_up_no_other_queue(served: Brok
 
 
 async def test_no_more_is_pulled_than_the_limits_allow(served: Broker) -> None:
-    bodies = numbered(200)
+    bodies = numbered_bodies(200)
     await send(served, "crowd", *bodies)
     member = Consumer(
         served.namesrv_address,
@@ -279,7 +287,7 @@ async def test_no_more_is_pulled_than_the_limits_allow(served: Broker) -> None:
     async with member:
         # Private: the state of a member has no public view.
         limiter = member._rebalancer.limiter
-        await until(lambda: limiter.message_count >= 20)
+        await wait_until_async(lambda: limiter.message_count >= 20)
         await asyncio.sleep(0.3)  # time for pulls beyond the limit
         limit = 4 * 32  # one response for each queue may have been on its way
         assert limiter.message_count <= limit
@@ -300,10 +308,10 @@ async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
         )
 
     async with new_member() as first, new_member() as second:
-        await until(
+        await wait_until_async(
             lambda: (
-                len(of_topic(first.assigned_queues, "cards"))
-                == len(of_topic(second.assigned_queues, "cards"))
+                len(queues_of_topic(first.assigned_queues, "cards"))
+                == len(queues_of_topic(second.assigned_queues, "cards"))
                 == 2
             )
         )

@@ -15,7 +15,7 @@ from escrowmq import Message, ReceivedMessage, Verdict
 from escrowmq import Producer as AsyncProducer
 from escrowmq.blocking import Consumer, Producer
 from escrowmq.errors import WrongProcess
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,9 +27,9 @@ CHILDREN = 3
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Served(tmp_path_factory.mktemp("fork"), conf=conf) as served:
+    with Server(tmp_path_factory.mktemp("fork"), conf=conf) as served:
         yield served
 
 
@@ -46,12 +46,12 @@ def in_a_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def received(served: Served, topic: str, count: int) -> list[bytes]:
+def received(served: Server, topic: str, count: int) -> list[bytes]:
     with Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
         return sorted(message.body for _, message in zip(range(count), consumer, strict=False))
 
 
-def test_a_producer_of_the_parent_sends_in_its_children(served: Served) -> None:
+def test_a_producer_of_the_parent_sends_in_its_children(served: Server) -> None:
     with Producer(served.namesrv_address, group="p") as producer:
         producer.send(Message("forked", b"parent before"))
         for number in range(CHILDREN):
@@ -63,7 +63,7 @@ def test_a_producer_of_the_parent_sends_in_its_children(served: Served) -> None:
     assert received(served, "forked", len(expected)) == sorted(expected)
 
 
-def test_children_of_multiprocessing_each_have_their_own_connection(served: Served) -> None:
+def test_children_of_multiprocessing_each_have_their_own_connection(served: Server) -> None:
     with Producer(served.namesrv_address, group="p") as producer:
         producer.send(Message("pooled", b"parent"))
         context = multiprocessing.get_context("fork")
@@ -79,7 +79,7 @@ def test_children_of_multiprocessing_each_have_their_own_connection(served: Serv
     assert received(served, "pooled", CHILDREN + 1) == [b"0", b"1", b"2", b"parent"]
 
 
-def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Served) -> None:
+def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Server) -> None:
     stopped = threading.Event()
     with Producer(served.namesrv_address, group="p") as producer:
 
@@ -98,7 +98,7 @@ def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Served) -
     assert received(served, "busy-child", 6) == [b"c"] * 6
 
 
-def test_a_child_answers_checks_of_its_own_open_transactions(served: Served) -> None:
+def test_a_child_answers_checks_of_its_own_open_transactions(served: Server) -> None:
     """Checkers registered in the parent are registered by the child's own client too."""
     with Producer(served.namesrv_address, group="forked-checks") as producer:
 
@@ -120,7 +120,7 @@ def test_a_child_answers_checks_of_its_own_open_transactions(served: Served) -> 
         assert in_a_child(leave_open) == 0
 
 
-def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Served) -> None:
+def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Server) -> None:
     with (
         Producer(served.namesrv_address, group="p") as producer,
         producer.transaction(Message("parents", b"x")) as tx,
@@ -136,7 +136,7 @@ def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Served) -> 
     assert received(served, "parents", 1) == [b"x"]
 
 
-async def test_an_asyncio_client_of_another_process_is_refused(served: Served) -> None:
+async def test_an_asyncio_client_of_another_process_is_refused(served: Server) -> None:
     async with AsyncProducer(served.namesrv_address, group="p") as producer:
         await producer.send(Message("awaited", b"parent"))
 

@@ -10,15 +10,24 @@ import pytest
 
 from escrowmq import LiteConsumer, PullConsumer, blocking
 from escrowmq.errors import LocalProtocolError, NoRoute
-from tests.support.brokers import Served
-from tests.support.clients import CONF, WAIT_S, Broker, numbered, of_topic, send, send_to, until
+from tests.support.brokers import Server
+from tests.support.clients import (
+    CONF,
+    WAIT_S,
+    Broker,
+    numbered_bodies,
+    queues_of_topic,
+    send,
+    send_to,
+)
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Served(tmp_path_factory.mktemp("lite"), conf=CONF) as served:
+    with Server(tmp_path_factory.mktemp("lite"), conf=CONF) as served:
         yield served
 
 
@@ -33,10 +42,10 @@ async def poll(lite: LiteConsumer, count: int) -> list[bytes]:
 async def test_polled_messages_are_committed_and_the_next_consumer_continues(
     served: Broker,
 ) -> None:
-    await send(served, "polled", *numbered(10))
+    await send(served, "polled", *numbered_bodies(10))
     subscribe = {"polled": "*"}
     async with LiteConsumer(served.namesrv_address, group="g-l", subscribe=subscribe) as lite:
-        assert sorted(await poll(lite, 10)) == numbered(10)
+        assert sorted(await poll(lite, 10)) == numbered_bodies(10)
         assert await lite.poll(0.05) == []
     await send(served, "polled", b"more")
     async with LiteConsumer(served.namesrv_address, group="g-l", subscribe=subscribe) as lite:
@@ -44,7 +53,7 @@ async def test_polled_messages_are_committed_and_the_next_consumer_continues(
 
 
 async def test_without_auto_commit_only_commit_stores_offsets(served: Broker) -> None:
-    await send(served, "manual", *numbered(6))
+    await send(served, "manual", *numbered_bodies(6))
 
     def lite() -> LiteConsumer:
         return LiteConsumer(
@@ -52,9 +61,9 @@ async def test_without_auto_commit_only_commit_stores_offsets(served: Broker) ->
         )
 
     async with lite() as first:
-        assert sorted(await poll(first, 6)) == numbered(6)
+        assert sorted(await poll(first, 6)) == numbered_bodies(6)
     async with lite() as second:
-        assert sorted(await poll(second, 6)) == numbered(6)
+        assert sorted(await poll(second, 6)) == numbered_bodies(6)
         await second.commit()
         noted = [await second.committed(queue) for queue in second.assigned_queues]
         assert sum(offset or 0 for offset in noted) == 6
@@ -65,16 +74,16 @@ async def test_without_auto_commit_only_commit_stores_offsets(served: Broker) ->
 
 async def test_assigned_queues_can_be_read_from_anywhere_and_paused(served: Broker) -> None:
     await send(served, "seeked", b"make")
-    await send_to(served, "seeked", 1, *numbered(3, "old"))
+    await send_to(served, "seeked", 1, *numbered_bodies(3, "old"))
     await asyncio.sleep(0.05)
     moment = datetime.now(tz=UTC)
-    await send_to(served, "seeked", 1, *numbered(3, "new"))
+    await send_to(served, "seeked", 1, *numbered_bodies(3, "new"))
     async with LiteConsumer(served.namesrv_address, group="g-s", auto_commit=False) as lite:
         one, other = (await lite.queues("seeked"))[1:3]
         await lite.assign([one])
         assert lite.assigned_queues == [one]
         first = await poll(lite, 6)
-        everything = numbered(3, "old") + numbered(3, "new")
+        everything = numbered_bodies(3, "old") + numbered_bodies(3, "new")
         assert [body for body in first if body != b"make"] == everything
         await lite.seek_to_begin(one)
         assert await poll(lite, len(first)) == first
@@ -82,7 +91,7 @@ async def test_assigned_queues_can_be_read_from_anywhere_and_paused(served: Brok
         await lite.seek(one, await lite._rebalancer.queue_client.latest_offset(one) - 2)
         assert await poll(lite, 2) == everything[-2:]
         await lite.seek_to_time(one, moment)
-        assert (await poll(lite, 3))[-3:] == numbered(3, "new")
+        assert (await poll(lite, 3))[-3:] == numbered_bodies(3, "new")
         await lite.seek_to_end(one)
         lite.pause(one)
         await send_to(served, "seeked", 1, b"last")
@@ -105,10 +114,10 @@ async def test_lite_consumers_divide_the_queues(served: Broker) -> None:
         return LiteConsumer(served.namesrv_address, group="g-h", subscribe=subscribe)
 
     async with lite() as first, lite() as second:
-        await until(
+        await wait_until_async(
             lambda: (
-                len(of_topic(first.assigned_queues, "halved")) == 2
-                and len(of_topic(second.assigned_queues, "halved")) == 2
+                len(queues_of_topic(first.assigned_queues, "halved")) == 2
+                and len(queues_of_topic(second.assigned_queues, "halved")) == 2
             )
         )
         with pytest.raises(LocalProtocolError, match="subscribe="):
@@ -117,13 +126,13 @@ async def test_lite_consumers_divide_the_queues(served: Broker) -> None:
 
 async def test_queues_are_pulled_by_hand(served: Broker) -> None:
     await send(served, "dug", b"make")
-    await send_to(served, "dug", 2, *numbered(40))
+    await send_to(served, "dug", 2, *numbered_bodies(40))
     async with PullConsumer(served.namesrv_address, group="g-d") as pull_consumer:
         queue = (await pull_consumer.queues("dug"))[2]
         assert not await pull_consumer.committed(queue)
         begin = await pull_consumer.latest_offset(queue) - 40
         pulled = await pull_consumer.pull(queue, begin, max_messages=5)
-        assert [message.body for message in pulled.messages] == numbered(5)
+        assert [message.body for message in pulled.messages] == numbered_bodies(5)
         assert pulled.next_offset == begin + 5
         await pull_consumer.commit(queue, pulled.next_offset)
         assert await pull_consumer.committed(queue) == begin + 5
@@ -140,12 +149,12 @@ async def test_queues_are_pulled_by_hand(served: Broker) -> None:
 
 def test_blocking_consumers_do_the_same(served: Broker) -> None:
     address = served.namesrv_address
-    asyncio.run(send(served, "plain", *numbered(4)))
+    asyncio.run(send(served, "plain", *numbered_bodies(4)))
     with blocking.LiteConsumer(address, group="g-p", subscribe={"plain": "*"}) as lite:
         received: list[bytes] = []
         while len(received) < 4:
             received += [message.body for message in lite.poll(10)]
-        assert sorted(received) == numbered(4)
+        assert sorted(received) == numbered_bodies(4)
         lite.commit()
         queue = lite.assigned_queues[0]
         lite.seek_to_end(queue)
@@ -155,4 +164,4 @@ def test_blocking_consumers_do_the_same(served: Broker) -> None:
         queues = pull_consumer.queues("plain")
         assert sum(pull_consumer.committed(queue) or 0 for queue in queues) == 4
         bodies = [m.body for queue in queues for m in pull_consumer.pull(queue, 0).messages]
-        assert sorted(bodies) == numbered(4)
+        assert sorted(bodies) == numbered_bodies(4)

@@ -11,15 +11,16 @@ from escrowmq import Consumer, PullConsumer, ReceivedMessage
 from escrowmq.client.consumer import rebalance as member_module
 from escrowmq.client.heartbeat import ConsumerHeartbeat
 from escrowmq.clock import SystemClock
-from tests.support.brokers import Served
-from tests.support.clients import CONF, WAIT_S, Broker, numbered, of_topic, send, until
+from tests.support.brokers import Server
+from tests.support.clients import CONF, WAIT_S, Broker, numbered_bodies, queues_of_topic, send
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Served(tmp_path_factory.mktemp("orderly"), conf=CONF) as served:
+    with Server(tmp_path_factory.mktemp("orderly"), conf=CONF) as served:
         yield served
 
 
@@ -29,7 +30,7 @@ def orderly(served: Broker, group: str, **more: object) -> Consumer:
 
 async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -> None:
     for key in "xyz":
-        await send(served, "steps", *numbered(8, key), sharding_key=key)
+        await send(served, "steps", *numbered_bodies(8, key), sharding_key=key)
     consumer = orderly(served, "g-steps")
     seen: list[bytes] = []
     failed: list[int] = []
@@ -47,7 +48,7 @@ async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -
         seen.append(message.body)
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(seen) == 24)
+    await wait_until_async(lambda: len(seen) == 24)
     consumer.stop()
     await running
     assert failed == [0, 1]
@@ -58,7 +59,7 @@ async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -
 
 
 async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: Broker) -> None:
-    await send(served, "barred", *numbered(3), sharding_key="k")
+    await send(served, "barred", *numbered_bodies(3), sharding_key="k")
     consumer = orderly(served, "g-barred", max_reconsume_times=2)
     seen: list[tuple[bytes, int]] = []
 
@@ -69,7 +70,7 @@ async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: 
             raise OSError("never")
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: (b"002", 0) in seen)
+    await wait_until_async(lambda: (b"002", 0) in seen)
     await consumer.close()
     await running
     assert seen == [(b"000", 0), (b"001", 0), (b"001", 1), (b"001", 2), (b"002", 0)]
@@ -81,7 +82,7 @@ async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: 
 
 
 async def test_a_second_member_continues_where_the_first_one_stopped(served: Broker) -> None:
-    await send(served, "handed", *numbered(6), sharding_key="k")
+    await send(served, "handed", *numbered_bodies(6), sharding_key="k")
     subscribe = {"handed": "*"}
     async with orderly(served, "g-handed", subscribe=subscribe) as first:
         async with asyncio.timeout(WAIT_S):
@@ -89,12 +90,12 @@ async def test_a_second_member_continues_where_the_first_one_stopped(served: Bro
         second = orderly(served, "g-handed", subscribe=subscribe)
         async with second:
             # A delivered message keeps its queue locked until it is done.
-            await until(lambda: len(first.assigned_queues) < 5)
+            await wait_until_async(lambda: len(first.assigned_queues) < 5)
             receiving = asyncio.create_task(first.receive())
-            await until(
+            await wait_until_async(
                 lambda: (
-                    len(of_topic(first.assigned_queues, "handed")) == 2
-                    and len(of_topic(second.assigned_queues, "handed")) == 2
+                    len(queues_of_topic(first.assigned_queues, "handed")) == 2
+                    and len(queues_of_topic(second.assigned_queues, "handed")) == 2
                 )
             )
             rest = asyncio.create_task(second.receive())
@@ -106,8 +107,8 @@ async def test_a_second_member_continues_where_the_first_one_stopped(served: Bro
             for task in (receiving, rest):
                 task.cancel()
             await asyncio.gather(receiving, rest, return_exceptions=True)
-        await until(lambda: len(of_topic(first.assigned_queues, "handed")) == 4)
-    assert seen == numbered(6)
+        await wait_until_async(lambda: len(queues_of_topic(first.assigned_queues, "handed")) == 4)
+    assert seen == numbered_bodies(6)
 
 
 async def test_a_queue_locked_by_another_member_is_released(
@@ -117,7 +118,7 @@ async def test_a_queue_locked_by_another_member_is_released(
     monkeypatch.setattr(member_module, "LOCK_INTERVAL_S", 0.2)
     await send(served, "stolen", b"x")
     async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as member:
-        await until(lambda: len(of_topic(member.assigned_queues, "stolen")) == 4)
+        await wait_until_async(lambda: len(queues_of_topic(member.assigned_queues, "stolen")) == 4)
         queue = next(queue for queue in member.assigned_queues if queue.topic == "stolen")
         # Private: the state of a member has no public view.
         membership = member._rebalancer.heartbeat
@@ -134,17 +135,17 @@ async def test_a_queue_locked_by_another_member_is_released(
             await membership.unlock([queue])
             while not (await thief.lock([queue]))[queue]:  # the lock was extended in between
                 await membership.unlock([queue])
-        await until(lambda: queue not in member.assigned_queues)
+        await wait_until_async(lambda: queue not in member.assigned_queues)
         assert (await membership.lock([queue])) == {queue: False}
         await thief.unlock([queue])
         await thief.leave()
-        await until(lambda: queue in member.assigned_queues)
+        await wait_until_async(lambda: queue in member.assigned_queues)
 
 
 async def test_a_message_that_fails_while_its_queue_is_released_goes_to_the_next_owner(
     served: Broker,
 ) -> None:
-    await send(served, "refused", *numbered(3), sharding_key="k")
+    await send(served, "refused", *numbered_bodies(3), sharding_key="k")
     first = orderly(served, "g-refused")
     begun = asyncio.Event()
     may_fail = asyncio.Event()
@@ -162,4 +163,4 @@ async def test_a_message_that_fails_while_its_queue_is_released_goes_to_the_next
         may_fail.set()
         await running
         async with orderly(served, "g-refused", subscribe={"refused": "*"}) as second:
-            assert [(await second.receive()).body for _ in range(3)] == numbered(3)
+            assert [(await second.receive()).body for _ in range(3)] == numbered_bodies(3)

@@ -16,7 +16,7 @@ from escrowmq.errors import (
     TransactionConflict,
     TransportError,
 )
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -25,24 +25,24 @@ WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("client"), conf=CONF) as served:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("client"), conf=CONF) as served:
         yield served
 
 
-def bodies(served: Served, topic: str) -> list[bytes]:
+def bodies(served: Server, topic: str) -> list[bytes]:
     with served.client() as reader:
         return [record.body for queue in range(4) for record in reader.pull_all(topic, queue)]
 
 
-async def until(served: Served, topic: str, expected: list[bytes]) -> None:
+async def until(served: Server, topic: str, expected: list[bytes]) -> None:
     """Wait for messages that only a check commits."""
     async with asyncio.timeout(WAIT_S):
         while sorted(bodies(served, topic)) != sorted(expected):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
-async def test_a_message_is_received_as_it_was_sent(served: Served) -> None:
+async def test_a_message_is_received_as_it_was_sent(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         result = await producer.send(
             Message("audit", b"hello", keys=["k1", "k2"], tags="created", properties={"a": "b"})
@@ -56,7 +56,7 @@ async def test_a_message_is_received_as_it_was_sent(served: Served) -> None:
     assert record.properties["UNIQ_KEY"] == result.message_id
 
 
-async def test_messages_with_one_sharding_key_go_to_one_queue(served: Served) -> None:
+async def test_messages_with_one_sharding_key_go_to_one_queue(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         results = [
             await producer.send(Message("sharded", b"%d" % n, sharding_key="customer-7"))
@@ -66,7 +66,7 @@ async def test_messages_with_one_sharding_key_go_to_one_queue(served: Served) ->
     assert bodies(served, "sharded") == [b"%d" % n for n in range(8)]
 
 
-async def test_leaving_the_block_commits_all_messages(served: Served) -> None:
+async def test_leaving_the_block_commits_all_messages(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("orders", b"o-1")) as tx:
             await tx.send(Message("stock", b"o-1"))
@@ -76,7 +76,7 @@ async def test_leaving_the_block_commits_all_messages(served: Served) -> None:
     assert bodies(served, "orders") == bodies(served, "stock") == [b"o-1"]
 
 
-async def test_rollback_is_not_raised_outside_the_block(served: Served) -> None:
+async def test_rollback_is_not_raised_outside_the_block(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("rolled", b"no")) as tx:
             raise Rollback
@@ -88,7 +88,7 @@ async def test_rollback_is_not_raised_outside_the_block(served: Served) -> None:
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "function"])
-async def test_after_any_other_exception_the_checker_decides(served: Served, kind: str) -> None:
+async def test_after_any_other_exception_the_checker_decides(served: Server, kind: str) -> None:
     topic = f"checked-{kind}"
     asked: list[ReceivedMessage] = []
 
@@ -115,7 +115,7 @@ async def test_after_any_other_exception_the_checker_decides(served: Served, kin
     }
 
 
-async def test_on_error_is_the_verdict_after_an_exception(served: Served) -> None:
+async def test_on_error_is_the_verdict_after_an_exception(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         with pytest.raises(ZeroDivisionError):
             async with producer.transaction(
@@ -126,7 +126,7 @@ async def test_on_error_is_the_verdict_after_an_exception(served: Served) -> Non
         assert (tx.outcome.state, tx.outcome.acknowledged) == ("rolled_back", True)
 
 
-async def test_a_transaction_decided_otherwise_raises_transaction_conflict(served: Served) -> None:
+async def test_a_transaction_decided_otherwise_raises_transaction_conflict(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         with pytest.raises(TransactionConflict):  # noqa: PT012
             async with producer.transaction(Message("contradicted", b"x")) as tx:
@@ -139,7 +139,7 @@ async def test_a_transaction_decided_otherwise_raises_transaction_conflict(serve
     assert bodies(served, "contradicted") == []
 
 
-async def test_errors_say_whether_to_retry(served: Served) -> None:
+async def test_errors_say_whether_to_retry(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p", retries=0) as producer:
         with pytest.raises(RequestRefused) as refused:
             await producer.send(Message("RMQ_SYS_TRANS_HALF_TOPIC", b"x"))
@@ -152,7 +152,7 @@ async def test_errors_say_whether_to_retry(served: Served) -> None:
 
 
 async def test_a_broker_that_returns_is_used_again(tmp_path: Path) -> None:
-    with Served(tmp_path, conf={**CONF, "flushDiskType": "SYNC_FLUSH"}) as served:
+    with Server(tmp_path, conf={**CONF, "flushDiskType": "SYNC_FLUSH"}) as served:
         async with Producer(served.namesrv_address, group="p", timeout_s=2) as producer:
             await producer.send(Message("survivor", b"before"))
             await asyncio.to_thread(served.kill)

@@ -15,15 +15,16 @@ import pytest
 from escrowmq import Consumer, Message, PullConsumer, ReceivedMessage, blocking
 from escrowmq.client.consumer import consumer as consumer_module
 from escrowmq.errors import InvalidSubscription, LocalProtocolError
-from tests.support.brokers import Served
-from tests.support.clients import CONF, WAIT_S, Broker, numbered, send, until
+from tests.support.brokers import Server
+from tests.support.clients import CONF, WAIT_S, Broker, numbered_bodies, send
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Served(tmp_path_factory.mktemp("push"), conf=CONF) as served:
+    with Server(tmp_path_factory.mktemp("push"), conf=CONF) as served:
         yield served
 
 
@@ -63,7 +64,7 @@ async def test_functions_and_coroutines_get_the_messages_they_registered_for(
         seen.append(("aside", message.body))
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(seen) == 3)
+    await wait_until_async(lambda: len(seen) == 3)
     await consumer.close()
     await running
     assert sorted(seen) == [("aside", b"d"), ("loop", b"a"), ("thread", b"b")]
@@ -80,19 +81,21 @@ async def test_a_handler_registered_later_widens_the_filter(served: Broker) -> N
 
     consumer.on("grown", "a")(handle)
     running = asyncio.create_task(consumer.run())
-    await until(lambda: seen == [b"first"])
-    await until(lambda: len(consumer.assigned_queues) == 5)  # four and that of the retry topic
+    await wait_until_async(lambda: seen == [b"first"])
+    await wait_until_async(
+        lambda: len(consumer.assigned_queues) == 5
+    )  # four and that of the retry topic
     consumer.on("grown", "b")(handle)
     consumer.on("sprung")(handle)
     await send(served, "grown", b"second", tags="b")
     await send(served, "sprung", b"third")
-    await until(lambda: sorted(seen) == [b"first", b"second", b"third"])
+    await wait_until_async(lambda: sorted(seen) == [b"first", b"second", b"third"])
     consumer.stop()
     await running
 
 
 async def test_no_more_handlers_run_than_concurrency_allows(served: Broker) -> None:
-    await send(served, "wide", *numbered(20))
+    await send(served, "wide", *numbered_bodies(20))
     consumer = Consumer(served.namesrv_address, group="g-wide", concurrency=4)
     now, most, done = 0, 0, 0
 
@@ -106,7 +109,7 @@ async def test_no_more_handlers_run_than_concurrency_allows(served: Broker) -> N
         done += 1
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: done == 20)
+    await wait_until_async(lambda: done == 20)
     consumer.stop()
     await running
     assert most == 4
@@ -130,7 +133,7 @@ async def test_a_message_comes_again_after_an_exception(served: Broker) -> None:
 
 
 async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(served: Broker) -> None:
-    await send(served, "halted", *numbered(12))
+    await send(served, "halted", *numbered_bodies(12))
     consumer = Consumer(served.namesrv_address, group="g-halted", concurrency=3)
     begun: list[bytes] = []
     ended: list[bytes] = []
@@ -143,7 +146,7 @@ async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(serv
         ended.append(message.body)
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(begun) == 3)
+    await wait_until_async(lambda: len(begun) == 3)
     closing = asyncio.create_task(consumer.close())
     await asyncio.sleep(0.1)
     assert not closing.done()
@@ -155,7 +158,7 @@ async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(serv
     second = Consumer(served.namesrv_address, group="g-halted", subscribe={"halted": "*"})
     async with second, asyncio.timeout(WAIT_S):
         remaining = {(await second.receive()).body for _ in range(9)}
-    assert remaining | set(ended) == set(numbered(12))
+    assert remaining | set(ended) == set(numbered_bodies(12))
 
 
 SCRIPT = """
@@ -250,7 +253,7 @@ async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
 ) -> None:
     """It cannot be sent back, so the same consumer gets it again, and later messages too."""
     monkeypatch.setattr(consumer_module, "REDELIVERY_DELAY_S", 0.1)
-    with Served(tmp_path, conf=CONF) as served:
+    with Server(tmp_path, conf=CONF) as served:
         await send(served, "outlived", b"x")
         consumer = Consumer(served.namesrv_address, group="g-outlived")
         seen: list[tuple[bytes, int]] = []
@@ -263,10 +266,10 @@ async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
                 raise OSError
 
         running = asyncio.create_task(consumer.run())
-        await until(lambda: len(seen) == 2)
+        await wait_until_async(lambda: len(seen) == 2)
         await asyncio.to_thread(served.start)
         await send(served, "outlived", b"y")
-        await until(lambda: len(seen) == 3)
+        await wait_until_async(lambda: len(seen) == 3)
         await consumer.close()
         await running
         assert seen == [(b"x", 0), (b"x", 1), (b"y", 0)]
@@ -286,7 +289,7 @@ async def test_invalid_handlers_are_refused(served: Broker) -> None:
 
 def test_a_blocking_consumer_runs_handlers_in_threads(served: Broker) -> None:
     with blocking.Producer(served.namesrv_address, group="p") as producer:
-        for body in numbered(3):
+        for body in numbered_bodies(3):
             producer.send(Message("blocked", body))
     consumer = blocking.Consumer(served.namesrv_address, group="g-blocked", concurrency=2)
     seen: list[bytes] = []
@@ -298,4 +301,4 @@ def test_a_blocking_consumer_runs_handlers_in_threads(served: Broker) -> None:
             consumer.stop()
 
     consumer.run()
-    assert sorted(seen) == numbered(3)
+    assert sorted(seen) == numbered_bodies(3)

@@ -14,19 +14,20 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from escrowmq import Consumer, Message, Producer, ReceivedMessage, blocking
 from escrowmq.errors import LocalProtocolError, OutcomeUnknown
-from tests.support.brokers import Served
-from tests.support.clients import CONF, WAIT_S, until
+from tests.support.brokers import Server
+from tests.support.clients import CONF, WAIT_S
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("replies"), conf=CONF) as served:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("replies"), conf=CONF) as served:
         yield served
 
 
-async def test_each_request_gets_its_own_reply(served: Served) -> None:
+async def test_each_request_gets_its_own_reply(served: Server) -> None:
     async with (
         Producer(served.namesrv_address, group="asks") as producer,
         Producer(served.namesrv_address, group="asks") as other,
@@ -49,7 +50,7 @@ async def test_each_request_gets_its_own_reply(served: Served) -> None:
     assert {reply.properties["a"] for reply in replies} == {"b"}
 
 
-async def test_a_large_request_in_a_namespace_is_replied_to(served: Served) -> None:
+async def test_a_large_request_in_a_namespace_is_replied_to(served: Server) -> None:
     at, size = served.namesrv_address, 20_000
     async with (
         Producer(at, group="asks", namespace="n") as producer,
@@ -61,7 +62,7 @@ async def test_a_large_request_in_a_namespace_is_replied_to(served: Served) -> N
         assert (await asking).body == b"x" * size
 
 
-async def test_a_missing_reply_raises_and_a_late_one_is_dropped(served: Served) -> None:
+async def test_a_missing_reply_raises_and_a_late_one_is_dropped(served: Server) -> None:
     at = served.namesrv_address
     async with (
         Producer(at, group="asks") as producer,
@@ -79,7 +80,7 @@ async def test_a_missing_reply_raises_and_a_late_one_is_dropped(served: Served) 
         assert producer._pending_replies._pending == {}
 
 
-async def test_only_a_request_in_flight_can_be_replied_to(served: Served) -> None:
+async def test_only_a_request_in_flight_can_be_replied_to(served: Server) -> None:
     at = served.namesrv_address
     async with (
         Producer(at, group="asks") as producer,
@@ -95,7 +96,7 @@ async def test_only_a_request_in_flight_can_be_replied_to(served: Served) -> Non
             await consumer.reply(first, b"x")
 
 
-def test_blocking_clients_request_and_reply(served: Served) -> None:
+def test_blocking_clients_request_and_reply(served: Server) -> None:
     at = served.namesrv_address
 
     with (
@@ -115,7 +116,7 @@ def test_blocking_clients_request_and_reply(served: Served) -> None:
 # --- traces --------------------------------------------------------------------------------------
 
 
-async def test_handlers_continue_the_trace_of_the_sender(served: Served) -> None:
+async def test_handlers_continue_the_trace_of_the_sender(served: Server) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -139,7 +140,7 @@ async def test_handlers_continue_the_trace_of_the_sender(served: Served) -> None
         await producer.send(Message("traced", b"l", tags="loop"))
         await producer.send(Message("traced", b"t", tags="thread"))
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(processed(exporter)) == 3)  # the failed message came again
+    await wait_until_async(lambda: len(processed(exporter)) == 3)  # the failed message came again
     consumer.stop()
     await running
     sent = {

@@ -15,7 +15,7 @@ from escrowmq import Consumer, Message, MessageQueue, Producer, ReceivedMessage,
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import LocalProtocolError, RequestRefused
 from tests.interop.records import Record
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -24,17 +24,17 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("sending"), conf=CONF) as served:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("sending"), conf=CONF) as served:
         yield served
 
 
-def stored(served: Served, topic: str) -> list[Record]:
+def stored(served: Server, topic: str) -> list[Record]:
     with served.client() as reader:
         return [record for queue in range(4) for record in reader.pull_all(topic, queue)]
 
 
-async def received(served: Served, topic: str, count: int) -> list[ReceivedMessage]:
+async def received(served: Server, topic: str, count: int) -> list[ReceivedMessage]:
     found: list[ReceivedMessage] = []
     async with (
         asyncio.timeout(WAIT_S),
@@ -48,7 +48,7 @@ async def received(served: Served, topic: str, count: int) -> list[ReceivedMessa
 # --- batches -------------------------------------------------------------------------------------
 
 
-async def test_a_batch_is_stored_in_order_with_an_id_for_each(served: Served) -> None:
+async def test_a_batch_is_stored_in_order_with_an_id_for_each(served: Server) -> None:
     messages = [
         Message("batched", b"%d" % n, keys=f"k{n}", tags="x", properties={"n": str(n)}, flag=n)
         for n in range(50)
@@ -70,7 +70,7 @@ async def test_a_batch_is_stored_in_order_with_an_id_for_each(served: Served) ->
             assert reader.view_by_id(result.offset_id).body == record.body
 
 
-async def test_a_batch_beyond_the_limit_takes_several_requests(served: Served) -> None:
+async def test_a_batch_beyond_the_limit_takes_several_requests(served: Server) -> None:
     messages = [Message("cut", b"%04d" % n * 100, sharding_key="s") for n in range(40)]
     async with Producer(served.namesrv_address, group="p", batch_bytes_max=2000) as producer:
         results = await producer.send_batch(messages)
@@ -79,7 +79,7 @@ async def test_a_batch_beyond_the_limit_takes_several_requests(served: Served) -
     assert [result.queue_offset for result in results] == list(range(40))
 
 
-def test_a_blocking_producer_sends_batches(served: Served) -> None:
+def test_a_blocking_producer_sends_batches(served: Server) -> None:
     with blocking.Producer(served.namesrv_address, group="p") as producer:
         [queue, *_] = producer.queues("blocking-batch")
         messages = [Message("blocking-batch", b"a"), Message("blocking-batch", b"b")]
@@ -92,7 +92,7 @@ def test_a_blocking_producer_sends_batches(served: Served) -> None:
 # --- order, one way ------------------------------------------------------------------------------
 
 
-async def test_a_selector_chooses_the_queue(served: Served) -> None:
+async def test_a_selector_chooses_the_queue(served: Server) -> None:
     def by_size(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
         return queues[len(message.body) % len(queues)]
 
@@ -104,7 +104,7 @@ async def test_a_selector_chooses_the_queue(served: Served) -> None:
         assert [len(record.body) for record in reader.pull_all("selected", 2)] == [2]
 
 
-async def test_a_oneway_message_arrives(served: Served) -> None:
+async def test_a_oneway_message_arrives(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         for number in range(100):
             await producer.send_oneway(Message("one-way", b"%d" % number))
@@ -116,7 +116,7 @@ async def test_a_oneway_message_arrives(served: Served) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delay_level", "delay_s", "deliver_at"])
-async def test_a_delayed_message_is_delivered_when_it_is_due(served: Served, kind: str) -> None:
+async def test_a_delayed_message_is_delivered_when_it_is_due(served: Server, kind: str) -> None:
     topic = kind.replace("_", "-")
     later = datetime.now(UTC) + timedelta(seconds=1)
     message = {
@@ -133,7 +133,7 @@ async def test_a_delayed_message_is_delivered_when_it_is_due(served: Served, kin
     assert waited_ms >= 900
 
 
-async def test_a_delay_in_a_transaction_counts_from_the_commit(served: Served) -> None:
+async def test_a_delay_in_a_transaction_counts_from_the_commit(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("delayed-half", b"x", delay_s=1)):
             pass
@@ -142,7 +142,7 @@ async def test_a_delay_in_a_transaction_counts_from_the_commit(served: Served) -
     assert message.stored_ms - message.born_ms >= 900
 
 
-async def test_a_delay_beyond_the_broker_s_limit_is_refused(served: Served) -> None:
+async def test_a_delay_beyond_the_broker_s_limit_is_refused(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         with pytest.raises(RequestRefused, match="limit") as refused:
             await producer.send(Message("too-late", b"x", delay_s=365 * 86_400))
@@ -153,7 +153,7 @@ async def test_a_delay_beyond_the_broker_s_limit_is_refused(served: Served) -> N
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-async def test_a_long_body_is_sent_compressed(served: Served, kind: str) -> None:
+async def test_a_long_body_is_sent_compressed(served: Server, kind: str) -> None:
     body = b"the same again and again " * 2000
     topic = f"compressed-{kind}"
     async with Producer(served.namesrv_address, group="p", compression=kind) as producer:
@@ -167,7 +167,7 @@ async def test_a_long_body_is_sent_compressed(served: Served, kind: str) -> None
 # --- namespaces ----------------------------------------------------------------------------------
 
 
-async def test_two_namespaces_do_not_see_each_other(served: Served) -> None:
+async def test_two_namespaces_do_not_see_each_other(served: Server) -> None:
     asked: list[str] = []
     for name in ("one", "two"):
         async with Producer(served.namesrv_address, group="p", namespace=name) as producer:
@@ -196,7 +196,7 @@ async def test_two_namespaces_do_not_see_each_other(served: Served) -> None:
 
 
 async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
-    served: Served,
+    served: Server,
 ) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
@@ -236,7 +236,7 @@ async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
     assert messages[b"a"].properties["traceparent"] == messages[b"b"].properties["traceparent"]
 
 
-def test_a_blocking_send_is_part_of_its_callers_trace(served: Served) -> None:
+def test_a_blocking_send_is_part_of_its_callers_trace(served: Server) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

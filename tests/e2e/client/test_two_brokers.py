@@ -15,9 +15,10 @@ from escrowmq import Message, Producer, PullConsumer, ReceivedMessage, Verdict
 from escrowmq.client.messages import SendResult
 from escrowmq.client.producer.transaction import Transaction
 from escrowmq.errors import EscrowError
-from tests.support.brokers import Served
-from tests.support.clients import WAIT_S, until
+from tests.support.brokers import Server
+from tests.support.clients import WAIT_S
 from tests.support.sql_bank import open_halves
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +38,9 @@ class Pair:
 
     def __init__(self, directory: Path) -> None:
         a, b = NAMES
-        self.first = Served(directory / a, conf={**CONF, "brokerName": a})
+        self.first = Server(directory / a, conf={**CONF, "brokerName": a})
         at = self.first.namesrv_address
-        self.second = Served(
+        self.second = Server(
             directory / b, role="broker", conf={**CONF, "brokerName": b, "namesrvAddr": at}
         )
         self.namesrv_address = at
@@ -97,11 +98,13 @@ async def test_sends_continue_when_a_broker_is_killed_and_nothing_acknowledged_i
 
     async with Producer(pair.namesrv_address, group="load", timeout_s=10) as producer:
         senders = [asyncio.create_task(send_on(producer, n)) for n in range(SENDERS)]
-        await until(lambda: {r.queue.broker for r in acknowledged.values()} == set(NAMES))
-        await until(lambda: len(acknowledged) > MORE)
+        await wait_until_async(
+            lambda: {r.queue.broker for r in acknowledged.values()} == set(NAMES)
+        )
+        await wait_until_async(lambda: len(acknowledged) > MORE)
         pair.second.kill()
         after = len(acknowledged) + MORE
-        await until(lambda: len(acknowledged) > after)
+        await wait_until_async(lambda: len(acknowledged) > after)
         is_over.set()
         await asyncio.gather(*senders)
     assert refused == []  # a failed attempt was repeated on the other broker
@@ -143,9 +146,9 @@ async def test_a_transaction_over_two_brokers_is_decided_alike_although_one_is_k
         assert NAMES[1] in outcome.detail
         assert NAMES[0] not in outcome.detail
         pair.second.start()
-        await until(lambda: asked)  # the killed broker checks after its restart
+        await wait_until_async(lambda: asked)  # the killed broker checks after its restart
         wanted = dict(halves) if verdict is Verdict.COMMIT else dict.fromkeys(NAMES, 0)
-        await until(lambda: open_halves(pair.second) == 0)
+        await wait_until_async(lambda: open_halves(pair.second) == 0)
     await pair.make_topic(topic)
     stored = await pair.stored(topic)
     assert {name: len(bodies) for name, bodies in stored.items()} == wanted

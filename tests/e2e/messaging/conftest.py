@@ -7,37 +7,37 @@ from collections.abc import Iterator
 import pytest
 
 from tests.interop.remoting import Client
-from tests.support.brokers import Served
-from tests.support.messaging import numbers
+from tests.support.brokers import Server
+from tests.support.messaging import unique_numbers
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("broker")) as server:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("broker")) as server:
         yield server
     server.assert_clean()
     assert "Traceback" not in server.errors, server.errors
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[Client]:
+def client(served: Server) -> Iterator[Client]:
     with served.client() as line:
         yield line
 
 
 @pytest.fixture
-def other(served: Served) -> Iterator[Client]:
+def other(served: Server) -> Iterator[Client]:
     with served.client() as line:
         yield line
 
 
 @pytest.fixture
 def topic(client: Client) -> str:
-    name = f"topic-{next(numbers)}"
+    name = f"topic-{next(unique_numbers)}"
     client.create_topic(name)
     return name
 
 
 @pytest.fixture
 def group() -> str:
-    return f"group-{next(numbers)}"
+    return f"group-{next(unique_numbers)}"

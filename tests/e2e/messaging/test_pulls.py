@@ -8,7 +8,7 @@ import pytest
 
 from tests.interop.records import decode_records
 from tests.interop.remoting import Client
-from tests.support.brokers import begin_pull, next_answer
+from tests.support.brokers import next_response, start_pull
 from tests.support.messaging import bodies
 
 pytestmark = pytest.mark.slow
@@ -77,44 +77,44 @@ def test_tags_are_filtered_by_the_broker(client: Client, topic: str) -> None:
 def test_a_pull_gets_at_most_the_requested_number(client: Client, topic: str) -> None:
     for number in range(40):
         client.send(topic, b"%d" % number)
-    assert len(decode_records(client.pull(topic, 0, 0, most=3).body)) == 3
-    assert len(decode_records(client.pull(topic, 0, 0, most=1000).body)) == 32
-    assert len(decode_records(client.pull(topic, 0, 38, most=1000).body)) == 2
+    assert len(decode_records(client.pull(topic, 0, 0, max_messages=3).body)) == 3
+    assert len(decode_records(client.pull(topic, 0, 0, max_messages=1000).body)) == 32
+    assert len(decode_records(client.pull(topic, 0, 38, max_messages=1000).body)) == 2
 
 
 def test_a_held_pull_gets_the_next_message(client: Client, other: Client, topic: str) -> None:
     for number in range(20):
-        begin_pull(client, topic, number)
+        start_pull(client, topic, number)
         other.send(topic, b"%d" % number)
-        answer = next_answer(client)
+        answer = next_response(client)
         assert answer.code == 0
         assert bodies(decode_records(answer.body)) == [b"%d" % number]
         assert answer.ext_fields["nextBeginOffset"] == str(number + 1)
 
 
 def test_a_held_pull_ignores_other_tags(client: Client, other: Client, topic: str) -> None:
-    begin_pull(client, topic, 0, subscription="wanted")
+    start_pull(client, topic, 0, subscription="wanted")
     other.send(topic, b"0", {"TAGS": "unwanted"})
     client.max_offset(topic, 0)
-    assert client.unasked == []
+    assert client.pending_frames == []
     other.send(topic, b"1", {"TAGS": "wanted"})
-    assert bodies(decode_records(next_answer(client).body)) == [b"1"]
+    assert bodies(decode_records(next_response(client).body)) == [b"1"]
 
 
 def test_a_held_pull_ends_with_19_when_its_time_is_over(client: Client, topic: str) -> None:
     began_s = time.monotonic()
-    begin_pull(client, topic, 0, wait_ms=300)
-    answer = next_answer(client)
+    start_pull(client, topic, 0, wait_ms=300)
+    answer = next_response(client)
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (19, "0")
     assert 0.3 <= time.monotonic() - began_s < 1.5
 
 
 def test_many_pulls_are_held_on_one_connection(client: Client, other: Client, topic: str) -> None:
     for queue_id in range(4):
-        begin_pull(client, topic, 0, queue_id=queue_id)
+        start_pull(client, topic, 0, queue_id=queue_id)
     for queue_id in (2, 0, 3, 1):
         other.send(topic, b"%d" % queue_id, queue_id=queue_id)
-        [record] = decode_records(next_answer(client).body)
+        [record] = decode_records(next_response(client).body)
         assert record.queue_id == queue_id
 
 
@@ -180,7 +180,7 @@ def test_messages_are_found_by_key_and_by_id(client: Client, topic: str) -> None
     client.send(topic, b"2", {"KEYS": "blue"})
     assert bodies(client.query_by_key(topic, "red")) == [b"1"]
     assert sorted(bodies(client.query_by_key(topic, "blue"))) == [b"1", b"2"]
-    assert len(client.query_by_key(topic, "blue", most=1)) == 1
+    assert len(client.query_by_key(topic, "blue", max_messages=1)) == 1
     assert client.query_by_key(topic, "green") == []
     assert bodies(client.query_by_key(topic, f"U-{topic}", unique=True)) == [b"1"]
     assert client.view_by_id(sent.message_id).body == b"1"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.interop.remoting import Client
-from tests.support.brokers import Served
-from tests.support.messaging import bodies, now_ms, v1, wait_for
+from tests.interop.script import SCHEDULE_TOPIC
+from tests.support.brokers import Server
+from tests.support.messaging import bodies, now_ms, send_v1_fields, wait_for_messages
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +25,30 @@ def test_a_message_that_was_sent_back_is_redelivered_after_its_delay(
     began_ms = now_ms()
     client.expect(36, {"offset": sent.log_offset, "group": group, "delayLevel": 1})
     client.send(f"%RETRY%{group}", b"by the client itself", reconsume_times=1)  # makes the topic
-    [record] = wait_for(client, f"%RETRY%{group}", 1)
+    [record] = wait_for_messages(client, f"%RETRY%{group}", 1)
     assert record.body == b"try again"
     assert record.reconsume_times == 1
     assert record.properties["RETRY_TOPIC"] == topic
     assert record.properties["ORIGIN_MESSAGE_ID"] == sent.message_id
     assert record.properties["UNIQ_KEY"] == "U7"
+    assert record.properties["DELAY"] == "1"
     assert 1000 <= record.stored_ms - began_ms < 2500
+
+
+@pytest.mark.parametrize("first_delay", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
+def test_a_delivered_delay_does_not_count_again(
+    client: Client, topic: str, group: str, first_delay: dict[str, str]
+) -> None:
+    client.create_group(group)
+    client.send(topic, b"late", first_delay)
+    [late] = wait_for_messages(client, topic, 0)
+    client.expect(36, {"offset": late.log_offset, "group": group, "delayLevel": -1})
+    [dead] = client.pull_all(f"%DLQ%{group}", 0)
+    assert dead.body == b"late"
+    client.expect(36, {"offset": late.log_offset, "group": group, "delayLevel": 2})
+    [waiting] = client.pull_all(SCHEDULE_TOPIC, 1)[-1:]
+    assert waiting.properties["REAL_TOPIC"] == f"%RETRY%{group}"
+    assert waiting.properties["DELAY"] == "2"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +71,7 @@ def test_a_client_that_retries_too_often_itself_creates_a_dead_letter(
     client: Client, group: str
 ) -> None:
     client.create_group(group)
-    fields = v1(f"%RETRY%{group}", reconsumeTimes=17)
+    fields = send_v1_fields(f"%RETRY%{group}", reconsumeTimes=17)
     client.expect(10, fields, b"hopeless")
     client.expect(10, {**fields, "reconsumeTimes": 3, "maxReconsumeTimes": 2}, b"hopeless too")
     assert bodies(client.pull_all(f"%DLQ%{group}", 0)) == [b"hopeless", b"hopeless too"]
@@ -61,7 +79,7 @@ def test_a_client_that_retries_too_often_itself_creates_a_dead_letter(
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"group": "no-such-group"}, 26), ({"offset": 2**62}, 1), ({"offset": -1}, 1)],
+    [({"group": "a/b"}, 26), ({"offset": 2**62}, 1), ({"offset": -1}, 1)],
 )
 def test_an_invalid_send_back_is_refused(
     client: Client, topic: str, group: str, changes: dict[str, object], code: int
@@ -76,14 +94,14 @@ def test_an_invalid_send_back_is_refused(
 
 
 @pytest.fixture
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a broker for a single test."""
-    with Served(tmp_path_factory.mktemp("own")) as server:
+    with Server(tmp_path_factory.mktemp("own")) as server:
         yield server
     server.assert_clean()
 
 
-def test_a_restart_keeps_topics_groups_offsets_and_messages(own: Served) -> None:
+def test_a_restart_keeps_topics_groups_offsets_and_messages(own: Server) -> None:
     with own.client() as client:
         client.create_topic("orders", queues=3)
         client.expect(200, body=b'{"groupName":"off","consumeEnable":false}')
@@ -94,38 +112,38 @@ def test_a_restart_keeps_topics_groups_offsets_and_messages(own: Served) -> None
     own.restart()
     with own.client() as client:
         assert client.pull("orders", 2, 0, group="off").code == 16
-        assert client.request(10, v1("orders", queueId=3), b"x").code == 29
+        assert client.request(10, send_v1_fields("orders", queueId=3), b"x").code == 29
         assert client.committed_offset("readers", "orders", 2) == 1
         assert bodies(client.pull_all("auto", 3)) == [b"1"]
         assert bodies(client.query_by_key("orders", "k")) == [b"2"]
         assert client.send("orders", b"3", queue_id=2).queue_offset == 1
 
 
-def test_messages_due_while_the_broker_is_down_are_delivered_once_afterwards(own: Served) -> None:
+def test_messages_due_while_the_broker_is_down_are_delivered_once_afterwards(own: Server) -> None:
     with own.client() as client:
         client.create_topic("orders")
         client.send("orders", b"by time", {"TIMER_DELAY_MS": "200"}, queue_id=1)
         client.send("orders", b"by level", {"DELAY": "1"})
     own.restart()
     with own.client() as client:
-        assert bodies(wait_for(client, "orders", 0)) == [b"by level"]
+        assert bodies(wait_for_messages(client, "orders", 0)) == [b"by level"]
     own.restart()
     with own.client() as client:
         client.send("orders", b"a second later", {"DELAY": "1"})
-        assert bodies(wait_for(client, "orders", 1)) == [b"a second later"]
+        assert bodies(wait_for_messages(client, "orders", 1)) == [b"a second later"]
         assert bodies(client.pull_all("orders", 0)) == [b"by level", b"a second later"]
         assert bodies(client.pull_all("orders", 1)) == [b"by time"]
 
 
-def test_a_restart_does_not_repeat_a_timer_that_overtook_another(own: Served) -> None:
+def test_a_restart_does_not_repeat_a_timer_that_overtook_another(own: Server) -> None:
     """The first message is due in an hour, the second at once and only once."""
     with own.client() as client:
         client.create_topic("orders")
         client.send("orders", b"in an hour", {"TIMER_DELAY_SEC": "3600"})
         client.send("orders", b"soon", {"TIMER_DELAY_MS": "100"})
-        assert bodies(wait_for(client, "orders", 0)) == [b"soon"]
+        assert bodies(wait_for_messages(client, "orders", 0)) == [b"soon"]
     own.restart()
     with own.client() as client:
         client.send("orders", b"later", {"TIMER_DELAY_MS": "400"})
-        wait_for(client, "orders", 1)
+        wait_for_messages(client, "orders", 1)
         assert bodies(client.pull_all("orders", 0)) == [b"soon", b"later"]

@@ -9,8 +9,9 @@ import pytest
 
 from tests.interop.records import encode_properties
 from tests.interop.remoting import Client
-from tests.support.brokers import Served, next_answer
-from tests.support.messaging import bodies, now_ms, v1, wait_for
+from tests.support.brokers import Server, next_response
+from tests.support.messaging import bodies, now_ms, send_v1_fields, wait_for_messages
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def batch(*messages: tuple[bytes, Mapping[str, str]], flag: int = 0) -> bytes:
 def test_a_send_with_long_field_names_is_stored_unchanged(client: Client, topic: str) -> None:
     born_ms = now_ms() - 1000
     properties = encode_properties({"TAGS": "a", "KEYS": "k1 k2", "mine": "ä\u20ac"})
-    fields = v1(topic, queueId=2, flag=7, bornTimestamp=born_ms, properties=properties)
+    fields = send_v1_fields(topic, queueId=2, flag=7, bornTimestamp=born_ms, properties=properties)
     answer = client.expect(10, fields, b"body")
     assert answer.ext_fields["queueId"] == "2"
     assert answer.ext_fields["queueOffset"] == "0"
@@ -91,8 +92,8 @@ def test_a_message_of_a_batch_without_a_unique_key_gets_one(client: Client, topi
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"\0" * 21, batch((b"x", {}))[:-1], batch((b"x", {"DELAY": "1"})), b"\xff" * 40],
-    ids=["empty", "short", "cut", "delayed", "garbage"],
+    [b"", b"\0" * 21, batch((b"x", {}))[:-1], batch((b"x", {"TRAN_MSG": "true"})), b"\xff" * 40],
+    ids=["empty", "short", "cut", "transactional", "garbage"],
 )
 def test_an_invalid_batch_is_refused_and_stores_nothing(
     client: Client, topic: str, body: bytes
@@ -103,11 +104,11 @@ def test_an_invalid_batch_is_refused_and_stores_nothing(
 
 
 def test_a_one_way_send_is_stored_without_a_response(client: Client, topic: str) -> None:
-    client.one_way(10, v1(topic), b"quiet")
-    client.one_way(10, v1(topic, queueId=99), b"refused, quietly")
+    client.send_one_way(10, send_v1_fields(topic), b"quiet")
+    client.send_one_way(10, send_v1_fields(topic, queueId=99), b"refused, quietly")
     client.max_offset(topic, 0)  # may be in the same turn, so before they are stored
     assert client.max_offset(topic, 0) == 1
-    assert client.unasked == []
+    assert client.pending_frames == []
 
 
 def test_the_broker_chooses_a_queue_if_none_is_named(client: Client, topic: str) -> None:
@@ -128,11 +129,11 @@ def test_a_delay_level_holds_a_message_back_for_its_time(client: Client, topic: 
     sent = client.send(topic, b"later", {"DELAY": "1", "UNIQ_KEY": "U1"}, queue_id=0)
     assert sent.queue_id == 0
     assert client.max_offset(topic, 0) == 0
-    [record] = wait_for(client, topic, 0)
+    [record] = wait_for_messages(client, topic, 0)
     assert 1000 <= record.stored_ms - began_ms < 2500
     assert record.body == b"later"
     assert record.properties["UNIQ_KEY"] == "U1"
-    assert "DELAY" not in record.properties
+    assert record.properties["DELAY"] == "1"  # as in RocketMQ, for getDelayTimeLevel()
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
@@ -146,27 +147,65 @@ def test_a_message_may_name_its_time_of_delivery(client: Client, topic: str, nam
     client.send(topic, b"late", {name: str(value)})
     client.send(topic, b"at once", {"TIMER_DELIVER_MS": str(began_ms - 5)})
     assert bodies(client.pull_all(topic, 0)) == [b"at once"]
-    [record] = wait_for(client, topic, 1)
+    [record] = wait_for_messages(client, topic, 1)
     assert record.body == b"late"
     assert 700 <= record.stored_ms - began_ms < 2500
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", str(2**63 - 1), "9" * 40])
 def test_an_invalid_time_of_delivery_is_refused(client: Client, topic: str, value: str) -> None:
-    fields = v1(topic, properties=encode_properties({"TIMER_DELIVER_MS": value}))
+    fields = send_v1_fields(topic, properties=encode_properties({"TIMER_DELIVER_MS": value}))
     assert client.request(10, fields, b"x").code == 13
     assert client.max_offset(topic, 0) == 0
 
 
-def test_a_reply_is_pushed_to_the_client_that_waits_for_it(client: Client, other: Client) -> None:
+REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
+
+
+def reply_fields(requester: str) -> dict[str, object]:
+    properties = {"REPLY_TO_CLIENT": requester, "CORRELATION_ID": "c1"}
+    return send_v1_fields(REPLY_TOPIC, properties=encode_properties(properties))
+
+
+@pytest.mark.parametrize(("requester_code", "code"), [(0, 0), (1, 1)], ids=["accepted", "refused"])
+def test_a_reply_is_pushed_to_the_requester_whose_response_counts(
+    client: Client, other: Client, requester_code: int, code: int
+) -> None:
     client.heartbeat("asker", producer_groups=("askers",))
-    properties = encode_properties({"REPLY_TO_CLIENT": "asker", "CORRELATION_ID": "c1"})
-    fields = v1("DefaultCluster_REPLY_TOPIC", properties=properties)
-    other.expect(324, fields, b"the answer")
-    client.max_offset("x", 0)
-    [(header, body)] = client.unasked
-    assert (header["code"], body) == (326, b"the answer")
-    assert "CORRELATION_ID\x01c1" in header["extFields"]["properties"]
+    before = other.max_offset(REPLY_TOPIC, 0)
+    other.send_request(324, reply_fields("asker"), b"the answer", flag=0)
+    header, body = client.receive_frame()
+    assert (header["code"], header["flag"], body) == (326, 0, b"the answer")
+    fields = header["extFields"]
+    assert "CORRELATION_ID\x01c1\x02" in fields["properties"]
+    assert "PUSH_REPLY_TIME\x01" in fields["properties"]
+    assert fields["bornHost"] == "{}:{}".format(*other.socket.getsockname())
+    assert fields["storeHost"] == other.address
+    client.respond(header, code=requester_code)
+    answer = next_response(other)
+    assert answer.code == code
+    if code == 0:
+        assert answer.ext_fields["queueOffset"] == str(before)
+    assert other.max_offset(REPLY_TOPIC, 0) == before + 1
+
+
+@pytest.mark.parametrize("requester", ["gone", "never-there"])
+def test_a_reply_to_a_requester_that_is_not_connected_is_an_error(
+    client: Client, served: Server, requester: str
+) -> None:
+    with served.client() as gone:
+        gone.heartbeat("gone", producer_groups=("askers",))
+    wait_until(
+        lambda: client.request(324, reply_fields(requester), b"late").remark.endswith("broker"),
+        "the broker notices that the requester has gone",
+    )
+    before = client.max_offset(REPLY_TOPIC, 0)
+    answer = client.request(324, reply_fields(requester), b"later")
+    assert (answer.code, answer.remark) == (
+        1,
+        f"the requester {requester} is not connected to this broker",
+    )
+    assert client.max_offset(REPLY_TOPIC, 0) == before + 1  # stored, for operators
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -191,45 +230,45 @@ def test_a_reply_is_pushed_to_the_client_that_waits_for_it(client: Client, other
         ({"topic": "nobody-made-it", "defaultTopic": ""}, 17),
         ({"queueId": 4}, 29),
         ({"queueId": 2**31 - 1}, 29),
-        ({"topic": "%RETRY%no-such-group"}, 26),
+        ({"topic": f"%RETRY%{'g' * 121}"}, 26),
         ({"properties": "a\x01" + "x" * 33_000}, 13),
     ],
 )
 def test_a_refused_send_gets_the_code_of_rocketmq(
     client: Client, topic: str, changes: dict[str, object], code: int
 ) -> None:
-    answer = client.request(10, {**v1(topic), **changes}, b"x")
+    answer = client.request(10, {**send_v1_fields(topic), **changes}, b"x")
     assert answer.code == code, answer.remark
     assert answer.remark
 
 
 def test_a_body_longer_than_the_limit_is_refused(client: Client, topic: str) -> None:
     limit = 4 << 20
-    assert client.request(10, v1(topic), b"x" * (limit + 1)).code == 13
-    client.expect(10, v1(topic), b"x" * limit)
+    assert client.request(10, send_v1_fields(topic), b"x" * (limit + 1)).code == 13
+    client.expect(10, send_v1_fields(topic), b"x" * limit)
     [record] = client.pull_all(topic, 0)
     assert len(record.body) == limit
 
 
 def test_a_message_that_cannot_be_stored_does_not_affect_others_of_its_turn(
-    served: Served, client: Client, other: Client, topic: str
+    served: Server, client: Client, other: Client, topic: str
 ) -> None:
     """Both requests arrive in the same turn, so they share one append."""
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
     too_much = batch((b"x", {"a": "x" * (32_767 - 3)}))
     with served.frozen():
         other.send_request(320, {**fields, "m": True}, too_much, flag=0)
-        client.send_request(10, v1(topic), b"good", flag=0)
-    assert next_answer(other).code == 13
-    assert next_answer(client).code == 0
+        client.send_request(10, send_v1_fields(topic), b"good", flag=0)
+    assert next_response(other).code == 13
+    assert next_response(client).code == 0
     assert bodies(client.pull_all(topic, 0)) == [b"good"]
 
 
 def test_a_zero_byte_in_the_properties_does_not_affect_others_of_its_turn(
-    served: Served, client: Client, other: Client, topic: str
+    served: Server, client: Client, other: Client, topic: str
 ) -> None:
     with served.frozen():
-        other.send_request(10, v1(topic, properties="a\x01\0\x02"), b"bad", flag=0)
-        client.send_request(10, v1(topic), b"good", flag=0)
-    assert next_answer(other).code in (1, 13)
-    assert next_answer(client).code == 0
+        other.send_request(10, send_v1_fields(topic, properties="a\x01\0\x02"), b"bad", flag=0)
+        client.send_request(10, send_v1_fields(topic), b"good", flag=0)
+    assert next_response(other).code in (1, 13)
+    assert next_response(client).code == 0

@@ -27,45 +27,51 @@ from escrowmq.pipeline.archive import (
 )
 from escrowmq.pipeline.archive import load_plan as load_plan
 from escrowmq.pipeline.job import ClusterSource
-from tests.support.brokers import COMMAND, Served
-from tests.support.spark_session import QUIET, SETTINGS, environment, patiently, spark
+from tests.support.brokers import COMMAND, Server
+from tests.support.spark_session import (
+    IGNORED_WARNINGS,
+    SETTINGS,
+    retry_slow_start,
+    spark,
+    spark_environment,
+)
 
 __all__ = ["spark"]
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
 ]
 
 COUNT = 60
 
 
-def send(served: Served, first: int, count: int) -> None:
+def send(served: Server, first: int, count: int) -> None:
     with served.client() as client:
         for number in range(first, first + count):
             given = {"UNIQ_KEY": f"m{number}", "TAGS": "ab"[number % 2], "own": f"p{number}"}
             client.send("orders", b"%d" % number, given, queue_id=number % 2)
 
 
-def bodies(served: Served, topic: str) -> list[int]:
+def bodies(served: Server, topic: str) -> list[int]:
     with served.client() as client:
         found = [record for queue in range(2) for record in client.pull_all(topic, queue)]
     return sorted(int(record.body) for record in found)
 
 
 def archive(
-    spark: SparkSession, served: Served, out: Path, *, compact: bool = False
+    spark: SparkSession, served: Server, out: Path, *, compact: bool = False
 ) -> ArchiveResult:
     source = ClusterSource(served.namesrv_address, batch_messages=25)
-    return patiently(
+    return retry_slow_start(
         lambda: run_archive(spark, out, source=source, topics=["orders"], compact=compact)
     )
 
 
 def test_a_topic_goes_into_an_archive_and_back(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "archive"
-    with Served(tmp_path / "broker") as served:
+    with Server(tmp_path / "broker") as served:
         with served.client() as client:
             for topic in ("orders", "again", "limited"):
                 client.create_topic(topic, queues=2)
@@ -87,7 +93,7 @@ def test_a_topic_goes_into_an_archive_and_back(spark: SparkSession, tmp_path: Pa
             archive(spark, served, out)
 
 
-def _assert_replay_sends_each_message_once(spark: SparkSession, served: Served, out: Path) -> None:
+def _assert_replay_sends_each_message_once(spark: SparkSession, served: Server, out: Path) -> None:
     request = ReplayRequest(str(out), served.namesrv_address, "again", where="tags = 'a'")
     expected = list(range(0, COUNT + 10, 2))
     result = run_replay(spark, request)
@@ -110,7 +116,7 @@ def _assert_replay_sends_each_message_once(spark: SparkSession, served: Served, 
         run_replay(spark, replace(request, where="nothing_of_the_kind = 1"))
 
 
-def _assert_replay_of_a_range_of_time(spark: SparkSession, served: Served, out: Path) -> None:
+def _assert_replay_of_a_range_of_time(spark: SparkSession, served: Server, out: Path) -> None:
     """Replay a range of time in chunks."""
     times = [row[0] for row in read_archive(spark, out).select("store_time").collect()]
     first, last = min(times).astimezone(), max(times).astimezone()
@@ -131,7 +137,7 @@ def _assert_replay_of_a_range_of_time(spark: SparkSession, served: Served, out: 
 
 def test_the_command_reports_progress_as_json(tmp_path: Path) -> None:
     out = tmp_path / "archive"
-    with Served(tmp_path / "broker") as served:
+    with Server(tmp_path / "broker") as served:
         with served.client() as client:
             client.create_topic("orders", queues=2)
         send(served, 0, 5)
@@ -146,7 +152,7 @@ def test_the_command_reports_progress_as_json(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, **environment()},
+            env={**os.environ, **spark_environment()},
         )
     assert result.returncode == 0, result.stderr
     *steps, last = (json.loads(line) for line in result.stdout.splitlines())

@@ -26,16 +26,16 @@ from escrowmq.pipeline.ledger.table_formats import PARQUET
 from escrowmq.pipeline.parquet_table import ParquetTable
 from escrowmq.spark.schema import MESSAGE_COLUMNS, TRANSACTION_COLUMNS
 from tests.interop.remoting import COMMIT
-from tests.support.brokers import Served
-from tests.support.clients import until
-from tests.support.spark_session import QUIET, patiently, spark
+from tests.support.brokers import Server
+from tests.support.spark_session import IGNORED_WARNINGS, retry_slow_start, spark
+from tests.support.waiting import wait_until_async
 
 __all__ = ["spark"]
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),  # a busy machine takes minutes to start a JVM and its helpers
-    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
 ]
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -241,7 +241,7 @@ def test_a_half_that_is_read_late_moves_its_transaction(
 CONF = {"transactionTimeOut": 300, "transactionCheckInterval": 300, "transactionCheckMax": 3}
 
 
-async def run_transactions(served: Served) -> dict[str, str]:
+async def run_transactions(served: Server) -> dict[str, str]:
     """Run transactions of all kinds. Return the expected outcomes by id."""
     expected: dict[str, str] = {}
     checks: dict[bytes, int] = {}
@@ -267,20 +267,20 @@ async def run_transactions(served: Served) -> dict[str, str]:
                     raise ZeroDivisionError
             expected[tx.id] = outcome
         with served.client() as client:
-            await until(lambda: client.max_offset("TRANS_CHECK_MAX_TIME_TOPIC", 0) == 1)
-        await until(lambda: b"late" in checks)
+            await wait_until_async(lambda: client.max_offset("TRANS_CHECK_MAX_TIME_TOPIC", 0) == 1)
+        await wait_until_async(lambda: b"late" in checks)
     return expected
 
 
-def update_ledger(spark: SparkSession, served: Served, out: Path, **options: Any) -> LedgerResult:
+def update_ledger(spark: SparkSession, served: Server, out: Path, **options: Any) -> LedgerResult:
     source = ClusterSource(served.namesrv_address, batch_messages=20)
-    return patiently(lambda: run_ledger(spark, out, source=source, **options))
+    return retry_slow_start(lambda: run_ledger(spark, out, source=source, **options))
 
 
 async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "ledger"
     reports: list[PipelineProgress] = []
-    with Served(tmp_path / "broker", conf=CONF) as served:
+    with Server(tmp_path / "broker", conf=CONF) as served:
         expected = await run_transactions(served)
         with served.client() as client:
             opened = client.send_half("orders", b"open", {"UNIQ_KEY": "opened"}, group="nobody")
@@ -319,7 +319,7 @@ async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) 
             run_ledger(spark, out, paths=[served.data])
 
 
-def _assert_same_from_files(spark: SparkSession, served: Served, out: Path, expected: Rows) -> None:
+def _assert_same_from_files(spark: SparkSession, served: Server, out: Path, expected: Rows) -> None:
     run_ledger(spark, out, paths=[served.data])
     columns = ("outcome", "messages", "decided_at", "checks", "message_ids", "visible_ms")
     rows = by_id(read_ledger(spark, out))

@@ -25,9 +25,9 @@ from escrowmq.pipeline.ledger.job import run_ledger
 from escrowmq.pipeline.reconcile.compare import ReconcileLimits
 from escrowmq.pipeline.reconcile.job import ReconcileRequest, run_reconcile
 from tests.support.ledgers import GRACE_MS, LEDGER, NOW_MS, OPEN_MS, TABLES, Bank
-from tests.support.spark_session import QUIET, spark  # noqa: F401
+from tests.support.spark_session import IGNORED_WARNINGS, spark  # noqa: F401
 
-pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
+pytestmark = [pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS]
 
 LIMITS: Final = ReconcileLimits(NOW_MS, grace_ms=GRACE_MS, open_ms=OPEN_MS)
 OVERFLOW: Final = "abs(cents * 0 - 1 - 9223372036854775807)"
@@ -163,7 +163,7 @@ def prove(spark: SparkSession, bank: Bank, made: Path) -> None:  # noqa: F811
     found = [tuple(row) for row in rows]
     expected = computed(bank)
 
-    assert expected == bank.planted
+    assert expected == bank.expected_differences
     assert len(found) == len(set(found))
     assert set(found) == expected
     assert told.differences == dict(Counter(kind for kind, _ in expected))
@@ -212,7 +212,7 @@ def test_the_command_ends_with_zero_if_nothing_differs(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    bank = Bank(tmp_path, transactions=30, seed=5, planted=False)
+    bank = Bank(tmp_path, transactions=30, seed=5, with_differences=False)
     done = asked(
         *("--ledger", bank.ledger, "--since", "all", "--amount"),
         *("--database", f"sqlite:///{bank.bob}", "--sql", BOOKS),

@@ -17,10 +17,10 @@ from escrowmq.errors import ReconcileFailed
 from escrowmq.pipeline.reconcile import databases
 from escrowmq.sql.statements import create_tables, marker_table
 from tests.support.databases import Postgres
-from tests.support.spark_session import QUIET, spark  # noqa: F401
+from tests.support.spark_session import IGNORED_WARNINGS, spark  # noqa: F401
 
 pytestmark = [
-    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
     pytest.mark.timeout(600),
 ]
 
@@ -106,8 +106,8 @@ def test_a_database_without_our_tables_has_none(
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    if Postgres.lack():
-        pytest.skip(Postgres.lack())
+    if Postgres.unavailable_reason():
+        pytest.skip(Postgres.unavailable_reason())
     with Postgres() as server:
         yield server.new_database()
 

@@ -22,10 +22,10 @@ from escrowmq.pipeline.reconcile.job import (
     summarize,
 )
 from tests.support.ledgers import NOW_MS, OPEN_MS, ledger_row, write_ledger
-from tests.support.spark_session import QUIET, spark  # noqa: F401
+from tests.support.spark_session import IGNORED_WARNINGS, spark  # noqa: F401
 
 pytestmark = [
-    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
     pytest.mark.timeout(600),
 ]
 

@@ -20,10 +20,10 @@ from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.reconcile.compare import DAY_MS, ReconcileLimits
 from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileSummary, run_reconcile
 from tests.support.ledgers import TABLES, ledger_row, write_ledger
-from tests.support.spark_session import QUIET, spark  # noqa: F401
+from tests.support.spark_session import IGNORED_WARNINGS, spark  # noqa: F401
 
 pytestmark = [
-    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
     pytest.mark.timeout(600),
 ]
 

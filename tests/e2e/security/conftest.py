@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.acl_broker import ADMIN, SECRETS, broker_with_acl
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.ports import free_ports
 from tests.support.signing import Certificates, SignedClient
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("guarded")
     (port,) = free_ports(1)
     conf = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
@@ -27,7 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def admin(served: Served) -> Iterator[SignedClient]:
+def admin(served: Server) -> Iterator[SignedClient]:
     with SignedClient(served.address, *ADMIN) as client:
         yield client
 

@@ -19,14 +19,14 @@ from tests.support.acl_broker import (
     broker_with_acl,
     send_fields,
 )
-from tests.support.brokers import WAIT_S, NotStarted, Served
+from tests.support.brokers import WAIT_S, Server, StartFailed
 from tests.support.signing import SignedClient
 from tests.support.waiting import wait_until
 
 # --- name server and metrics ---------------------------------------------------------------------
 
 
-def test_the_name_server_checks_access_too(served: Served) -> None:
+def test_the_name_server_checks_access_too(served: Server) -> None:
     with SignedClient(served.namesrv_address) as stranger:
         assert_refused(stranger.request(105, {"topic": "orders"}))
         assert_refused(stranger.request(106))
@@ -46,7 +46,24 @@ def test_the_name_server_checks_access_too(served: Served) -> None:
         assert [broker["brokerName"] for broker in route["brokerDatas"]] == ["broker-a"]
 
 
-def get(served: Served, path: str, keys: tuple[str, str] | None = None) -> int:
+def test_refusals_are_logged_without_secrets(served: Server) -> None:
+    clients = [
+        (("writer-key", "wrong-secret-77"), "access_key=writer-key", "the signature is wrong"),
+        (WRITER[::-1], "access_key=writ...", "no enabled account has this access key"),
+        (("", ""), "access_key=", "the request has no access key"),
+    ]
+    for address in (served.address, served.namesrv_address):
+        for keys, _, _ in clients:
+            with SignedClient(address, *keys) as client:
+                assert_refused(client.request(105, {"topic": "orders"}))
+    lines = [line for line in served.errors.splitlines() if "request refused" in line]
+    for _, shown_key, reason in clients:
+        assert any(f" {shown_key} " in line and reason in line for line in lines), lines
+    assert "wrong-secret-77" not in served.errors
+    assert WRITER[1] not in served.errors
+
+
+def get(served: Server, path: str, keys: tuple[str, str] | None = None) -> int:
     port = int(served.conf.read_text().partition("metricsPromExporterPort=")[2].split()[0])
     headers = {}
     if keys is not None:
@@ -63,7 +80,7 @@ def get(served: Served, path: str, keys: tuple[str, str] | None = None) -> int:
         connection.close()
 
 
-def test_metrics_are_for_administrators(served: Served) -> None:
+def test_metrics_are_for_administrators(served: Server) -> None:
     assert get(served, "/metrics") == 401
     assert get(served, "/metrics", WRITER) == 401
     assert get(served, "/metrics", (ADMIN[0], "wrong-secret")) == 401
@@ -126,8 +143,8 @@ def test_rules_are_reloaded_and_an_invalid_file_is_ignored(tmp_path: Path) -> No
 def test_without_access_control_a_public_address_is_refused(
     tmp_path: Path, role: str, conf: dict[str, object], named: str
 ) -> None:
-    server = Served(tmp_path, role=role, conf=conf)
-    with pytest.raises(NotStarted) as caught:
+    server = Server(tmp_path, role=role, conf=conf)
+    with pytest.raises(StartFailed) as caught:
         server.start()
     assert caught.value.exit_code == 2
     assert named in caught.value.errors
@@ -136,7 +153,7 @@ def test_without_access_control_a_public_address_is_refused(
 
 
 def test_a_public_address_needs_insecure_or_access_control(tmp_path: Path) -> None:
-    server = Served(tmp_path, conf={"bindAddress": "0.0.0.0", "brokerIP1": "127.0.0.1"})
+    server = Server(tmp_path, conf={"bindAddress": "0.0.0.0", "brokerIP1": "127.0.0.1"})
     server.arguments.append("--insecure")
     with server, server.client() as client:
         client.create_topic("orders")
@@ -152,7 +169,7 @@ def test_a_broker_does_not_start_with_an_invalid_acl_file(tmp_path: Path) -> Non
     (tmp_path / "acl.yml").write_text(
         f"accounts: [{{accessKey: abcdefgh, secretKy: {SECRETS[0]}}}]"
     )
-    with pytest.raises(NotStarted) as caught:
+    with pytest.raises(StartFailed) as caught:
         server.start()
     assert "acl.yml" in caught.value.errors
     assert SECRETS[0] not in caught.value.errors

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.remoting import Answer, Sent
+from tests.interop.remoting import Response, SendResult
 from tests.support.acl_broker import (
     ADMIN,
     READER,
@@ -18,18 +18,18 @@ from tests.support.acl_broker import (
     broker_with_acl,
     send_fields,
 )
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.signing import SignedClient
 
 
-def heartbeat(client: SignedClient, group: str, topic: str) -> Answer:
+def heartbeat(client: SignedClient, group: str, topic: str) -> Response:
     wanted = {"topic": topic, "subString": "*", "subVersion": 1}
     consumer = {"groupName": group, "subscriptionDataSet": [wanted]}
     body = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [consumer]}
     return client.request(34, body=json.dumps(body).encode())
 
 
-def lock(client: SignedClient, group: str, topic: str) -> Answer:
+def lock(client: SignedClient, group: str, topic: str) -> Response:
     queue = {"topic": topic, "brokerName": "broker-a", "queueId": 0}
     body = {"consumerGroup": group, "clientId": "c", "mqSet": [queue]}
     return client.request(41, body=json.dumps(body).encode())
@@ -43,7 +43,7 @@ def by_key(topic: str) -> dict[str, object]:
     return {"topic": topic, "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 9}
 
 
-Ask = Callable[[SignedClient], Answer]
+Ask = Callable[[SignedClient], Response]
 NOT_FOR_WRITER: dict[str, Ask] = {
     "send elsewhere": lambda c: c.request(310, send_fields("others"), b"x"),
     "send to a new topic": lambda c: c.request(310, send_fields("brand-new"), b"x"),
@@ -101,7 +101,7 @@ NOT_FOR_READER: dict[str, Ask] = {
 
 @pytest.mark.parametrize("attack", NOT_FOR_WRITER)
 def test_a_writer_is_refused_what_it_may_not_do(
-    served: Served, admin: SignedClient, attack: str
+    served: Server, admin: SignedClient, attack: str
 ) -> None:
     ends = [admin.max_offset(topic, 0) for topic in ("orders", "others")]
     with SignedClient(served.address, *WRITER) as client:
@@ -110,12 +110,12 @@ def test_a_writer_is_refused_what_it_may_not_do(
 
 
 @pytest.mark.parametrize("attack", NOT_FOR_READER)
-def test_a_reader_is_refused_what_it_may_not_do(served: Served, attack: str) -> None:
+def test_a_reader_is_refused_what_it_may_not_do(served: Server, attack: str) -> None:
     with SignedClient(served.address, *READER) as client:
         assert_refused(NOT_FOR_READER[attack](client))
 
 
-def test_refused_requests_had_no_effect(served: Served, admin: SignedClient) -> None:
+def test_refused_requests_had_no_effect(served: Server, admin: SignedClient) -> None:
     for group, topic in (("strangers", "orders"), ("readers", "others")):
         assert admin.committed_offset(group, topic, 0) != 9
     assert admin.request(38, {"consumerGroup": "strangers"}).code == 1  # nobody is in it
@@ -124,7 +124,7 @@ def test_refused_requests_had_no_effect(served: Served, admin: SignedClient) -> 
         assert names.route("mine") is None
 
 
-def test_accounts_may_do_what_their_permissions_allow(served: Served) -> None:
+def test_accounts_may_do_what_their_permissions_allow(served: Server) -> None:
     with SignedClient(served.address, *WRITER) as writer:
         sent = writer.send("orders", b"to be read")
         writer.send("RMQ_SYS_TRACE_TOPIC", b"every client traces")
@@ -143,7 +143,7 @@ def test_accounts_may_do_what_their_permissions_allow(served: Served) -> None:
 
 
 def test_access_to_a_message_depends_on_its_stored_topic(
-    served: Served, admin: SignedClient
+    served: Server, admin: SignedClient
 ) -> None:
     hidden = admin.send("others", b"not for the reader")
     with SignedClient(served.address, *READER) as reader:
@@ -152,12 +152,12 @@ def test_access_to_a_message_depends_on_its_stored_topic(
         assert_refused(reader.request(36, {"offset": offset, "group": "readers", "delayLevel": 0}))
 
 
-def half(client: SignedClient, topic: str, key: str) -> Sent:
+def half(client: SignedClient, topic: str, key: str) -> SendResult:
     return client.send_half(topic, b"half", {"UNIQ_KEY": key}, group="banks")
 
 
 def test_only_an_account_that_may_write_the_topic_ends_a_transaction(
-    served: Served, admin: SignedClient
+    served: Server, admin: SignedClient
 ) -> None:
     parked = half(admin, "others", "tx-1")
     end = admin.max_offset("others", 0)
@@ -171,7 +171,7 @@ def test_only_an_account_that_may_write_the_topic_ends_a_transaction(
         # One way, there is no answer; and there is no effect.
         fields = {"topic": "orders", "producerGroup": "banks", "commitOrRollback": 8}
         at = {"tranStateTableOffset": parked.queue_offset, "commitLogOffset": parked.log_offset}
-        writer.one_way(37, {**fields, **at, "msgId": "tx-1"})
+        writer.send_one_way(37, {**fields, **at, "msgId": "tx-1"})
         assert writer.request(3702, {"writer": "loader"}).code == 0  # so that one was read
         own = half(writer, "orders", "tx-2")
         assert writer.end_transaction(own, 8, topic="orders", group="banks").code == 0
@@ -195,4 +195,4 @@ def test_only_a_producer_that_may_write_the_topic_gets_checks(tmp_path: Path) ->
             assert header["code"] == 39
             assert b"half" in body
         spy.heartbeat("spy", producer_groups=("banks",))
-        assert spy.unasked == []
+        assert spy.pending_frames == []

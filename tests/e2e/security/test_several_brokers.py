@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.interop.remoting import loads
-from tests.support.brokers import WAIT_S, Served
+from tests.support.brokers import WAIT_S, Server
 from tests.support.ports import free_ports
 from tests.support.signing import Certificates, SignedClient
 
@@ -26,7 +26,7 @@ def secret_of(pid: int) -> str:
     return str(loads(told.decode())["secretKey"])
 
 
-def children_of(served: Served) -> list[int]:
+def children_of(served: Server) -> list[int]:
     lines = [line for line in served.errors.splitlines() if "broker started name=" in line]
     return [int(line.split(" pid=")[1]) for line in lines]
 
@@ -36,7 +36,7 @@ def test_brokers_with_accounts_register_and_their_secret_is_not_visible(
 ) -> None:
     (tmp_path / "acl.yml").write_text(RULES)
     conf = {"aclEnable": "true", "escrowAclFile": tmp_path / "acl.yml"}
-    served = Served(tmp_path, conf=conf, wait_s=3 * WAIT_S)
+    served = Server(tmp_path, conf=conf, wait_s=3 * WAIT_S)
     (metrics_port,) = free_ports(1)
     served.arguments[served.arguments.index("--port") + 1] = "0"
     served.arguments += ["--brokers", "2", "--metrics-port", str(metrics_port)]
@@ -58,7 +58,7 @@ def test_brokers_with_accounts_register_and_their_secret_is_not_visible(
         for pid in (*pids, served.pid):
             command_line = Path(f"/proc/{pid}/cmdline").read_text()
             assert not any(secret in command_line for secret in secrets)
-        assert not any(secret in text or secret in served.said for secret in secrets)
+        assert not any(secret in text or secret in served.startup_output for secret in secrets)
     assert not any(secret in served.errors for secret in secrets)
 
 
@@ -69,8 +69,8 @@ def test_brokers_that_enforce_tls_register(tmp_path: Path) -> None:
         "tls.server.certPath": certificates.cert,
         "tls.server.keyPath": certificates.key,
     }
-    served = Served(tmp_path, conf=conf, wait_s=3 * WAIT_S)
+    served = Server(tmp_path, conf=conf, wait_s=3 * WAIT_S)
     served.arguments[served.arguments.index("--port") + 1] = "0"
     served.arguments += ["--brokers", "1"]
     with served:  # it is ready only when its broker has registered
-        assert "broker-a-0" in served.said
+        assert "broker-a-0" in served.startup_output

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.brokers import WAIT_S, Served
+from tests.support.brokers import WAIT_S, Server
 from tests.support.signing import Certificates, SignedClient
 from tests.support.waiting import wait_until
 
@@ -17,8 +17,8 @@ from tests.support.waiting import wait_until
 @pytest.fixture(scope="module")
 def enforcing(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
-) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("enforcing"), conf=certificates.conf()) as server:
+) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("enforcing"), conf=certificates.conf()) as server:
         yield server
 
 
@@ -32,7 +32,7 @@ def closed(line: socket.socket) -> bool:
     return True
 
 
-def test_messages_pass_unchanged_through_tls(enforcing: Served, certificates: Certificates) -> None:
+def test_messages_pass_unchanged_through_tls(enforcing: Server, certificates: Certificates) -> None:
     bodies = [bytes([number]) * (number * 40_000) for number in range(1, 11)]
     with SignedClient(enforcing.address, tls=certificates.client()) as client:
         client.create_topic("long", queues=1)
@@ -43,7 +43,7 @@ def test_messages_pass_unchanged_through_tls(enforcing: Served, certificates: Ce
         assert names.route("long") is not None
 
 
-def test_a_client_without_tls_is_refused(enforcing: Served) -> None:
+def test_a_client_without_tls_is_refused(enforcing: Server) -> None:
     for address in (enforcing.address, enforcing.namesrv_address):
         with pytest.raises(ConnectionError), SignedClient(address) as client:
             client.request(105, {"topic": "orders"})
@@ -59,7 +59,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("what", GARBAGE)
 def test_a_connection_that_sends_garbage_is_closed(
-    enforcing: Served, certificates: Certificates, what: str
+    enforcing: Server, certificates: Certificates, what: str
 ) -> None:
     host, port = enforcing.address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as line:
@@ -72,7 +72,7 @@ def test_a_connection_that_sends_garbage_is_closed(
 
 
 def test_a_stalled_handshake_times_out_and_blocks_no_other_client(
-    enforcing: Served, certificates: Certificates
+    enforcing: Server, certificates: Certificates
 ) -> None:
     host, port = enforcing.address.rsplit(":", 1)
     begun = [socket.create_connection((host, int(port)), timeout=60) for _ in range(50)]
@@ -88,7 +88,7 @@ def test_a_stalled_handshake_times_out_and_blocks_no_other_client(
             line.close()
 
 
-def test_a_client_that_does_not_trust_the_server_closes_the_connection(enforcing: Served) -> None:
+def test_a_client_that_does_not_trust_the_server_closes_the_connection(enforcing: Server) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         SignedClient(enforcing.address, tls=ssl.create_default_context())
 
@@ -96,7 +96,7 @@ def test_a_client_that_does_not_trust_the_server_closes_the_connection(enforcing
 def test_permissive_mode_serves_clients_with_and_without_tls(
     tmp_path: Path, certificates: Certificates
 ) -> None:
-    with Served(tmp_path, conf=certificates.conf("permissive")) as server:
+    with Server(tmp_path, conf=certificates.conf("permissive")) as server:
         with server.client() as plain:
             plain.create_topic("orders", queues=1)
             plain.send("orders", b"plain")
@@ -106,7 +106,7 @@ def test_permissive_mode_serves_clients_with_and_without_tls(
 
 
 def test_without_certificates_tls_is_closed_at_once(tmp_path: Path) -> None:
-    with Served(tmp_path) as server, pytest.raises((ConnectionError, ssl.SSLError)):
+    with Server(tmp_path) as server, pytest.raises((ConnectionError, ssl.SSLError)):
         SignedClient(server.address, tls=ssl.create_default_context())
 
 
@@ -118,11 +118,11 @@ def test_a_client_certificate_is_required_if_configured(
         "tls.server.need.client.auth": "require",
         "tls.server.trustCertPath": certificates.ca,
     }
-    with Served(tmp_path, conf=conf) as server:  # its broker registered with its name server
+    with Server(tmp_path, conf=conf) as server:  # its broker registered with its name server
         good = certificates.client(certificates.client_pem)
         with SignedClient(server.address, tls=good) as client:
             client.create_topic("orders")
-        for bad in (certificates.client(), certificates.client(certificates.stranger_pem)):
+        for bad in (certificates.client(), certificates.client(certificates.untrusted_pem)):
             with (
                 pytest.raises((ConnectionError, ssl.SSLError)),
                 SignedClient(server.address, tls=bad) as client,
@@ -132,7 +132,7 @@ def test_a_client_certificate_is_required_if_configured(
 
 def test_certificates_are_reloaded(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
-    with Served(tmp_path, conf=certificates.conf()) as server:
+    with Server(tmp_path, conf=certificates.conf()) as server:
 
         def shown() -> bytes:
             host, port = server.address.rsplit(":", 1)

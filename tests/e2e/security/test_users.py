@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.acl_broker import ADMIN, SECRETS, USER, WRITER, assert_refused, broker_with_acl
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.signing import SignedClient
 from tests.support.waiting import wait_until
 
@@ -36,7 +36,7 @@ ENTRIES = [
 ]
 
 
-def body(answer: Answer) -> Any:
+def body(answer: Response) -> Any:
     assert answer.code == 0, answer.remark
     for secret in SECRETS:
         assert secret.encode() not in answer.body
@@ -70,7 +70,7 @@ def test_policies_are_shown_as_in_the_file(admin: SignedClient) -> None:
 @pytest.mark.parametrize("keys", [WRITER, USER])
 @pytest.mark.parametrize("code", [GET_USER, LIST_USERS, GET_ACL, LIST_ACLS, *CHANGES])
 def test_users_are_shown_to_administrators_only(
-    served: Served, keys: tuple[str, str], code: int
+    served: Server, keys: tuple[str, str], code: int
 ) -> None:
     with SignedClient(served.address, *keys) as client:
         assert_refused(client.request(code, {"username": "alice", "subject": "User:alice"}))
@@ -95,7 +95,7 @@ def test_users_are_shown_after_a_reload(tmp_path: Path) -> None:
 
 
 def test_without_access_control_users_are_not_shown(tmp_path: Path) -> None:
-    with Served(tmp_path) as served, served.client() as client:
+    with Server(tmp_path) as served, served.client() as client:
         answer = client.request(LIST_USERS)
     assert answer.code == NOT_SUPPORTED
     assert "aclEnable" in answer.remark

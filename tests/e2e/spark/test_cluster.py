@@ -21,9 +21,9 @@ from sqlalchemy.orm import Session
 from escrowmq import Message, ReceivedMessage, Rollback
 from escrowmq.blocking import Consumer
 from escrowmq.sql import Escrow, Inbox
-from tests.support.brokers import COMMAND, Served
-from tests.support.spark_clusters import HOME, SparkCluster
-from tests.support.spark_session import ROOT, need_java
+from tests.support.brokers import COMMAND, Server
+from tests.support.spark_clusters import SPARK_HOME, SparkCluster
+from tests.support.spark_session import ROOT, skip_without_java
 from tests.support.speculation_program import ROWS
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -39,7 +39,7 @@ transfers = Table(
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    need_java()
+    skip_without_java()
     with SparkCluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
@@ -60,7 +60,7 @@ def run(
 
 
 def assert_ran_on_both(cluster: SparkCluster, application: str) -> None:
-    made = cluster.executors_of(cluster.finished()[application])
+    made = cluster.executor_counts(cluster.finished_applications()[application])
     assert all(made), f"{application}: executors by worker {made}"
 
 
@@ -73,7 +73,7 @@ def parquet(files: str, columns: str) -> list[Any]:
 # --- transactions --------------------------------------------------------------------------------
 
 
-def bank_at_work(served: Served, path: Path) -> list[str]:
+def bank_at_work(served: Server, path: Path) -> list[str]:
     """Transfers through the binding, some of them rolled back; the other side books each. The ids
     of those that are committed."""
     engine = create_engine(f"sqlite:///{path}")
@@ -106,7 +106,7 @@ def test_a_ledger_agrees_with_the_database_until_it_does_not(
     cluster: SparkCluster, tmp_path: Path
 ) -> None:
     path, ledger = tmp_path / "bank.db", tmp_path / "ledger"
-    with Served(tmp_path / "broker") as served:
+    with Server(tmp_path / "broker") as served:
         ids = bank_at_work(served, path)
         told = pipeline(cluster, "ledger", "-n", served.namesrv_address, "--out", ledger, "--once")
         assert told["rows"] == PAID + REFUSED
@@ -155,7 +155,7 @@ def _plant_and_find(
 # --- messages ------------------------------------------------------------------------------------
 
 
-def send_orders(served: Served, *topics: str) -> None:
+def send_orders(served: Server, *topics: str) -> None:
     with served.client() as client:
         for topic in ("orders", *topics):
             client.create_topic(topic, queues=QUEUES)
@@ -164,7 +164,7 @@ def send_orders(served: Served, *topics: str) -> None:
             client.send("orders", b"%d" % number, given, queue_id=number % QUEUES)
 
 
-def bodies(served: Served, topic: str) -> list[int]:
+def bodies(served: Server, topic: str) -> list[int]:
     with served.client() as client:
         found = [record for queue in range(QUEUES) for record in client.pull_all(topic, queue)]
     return sorted(int(record.body) for record in found)
@@ -172,7 +172,7 @@ def bodies(served: Served, topic: str) -> list[int]:
 
 def test_a_topic_goes_into_an_archive_and_back(cluster: SparkCluster, tmp_path: Path) -> None:
     out = tmp_path / "archive"
-    with Served(tmp_path / "broker") as served:
+    with Server(tmp_path / "broker") as served:
         send_orders(served, "again")
         where = ("-n", served.namesrv_address)
         told = pipeline(cluster, "archive", *where, "--topic", "orders", "--out", out, "--once")
@@ -188,11 +188,11 @@ def test_a_topic_goes_into_an_archive_and_back(cluster: SparkCluster, tmp_path: 
 
 
 def test_a_program_reads_and_writes_exactly_once(cluster: SparkCluster, tmp_path: Path) -> None:
-    with Served(tmp_path / "broker") as served:
+    with Server(tmp_path / "broker") as served:
         send_orders(served, "streamed", "batched")
         done = cluster.run(
             [
-                *(HOME / "bin" / "spark-submit", "--master", cluster.url),
+                *(SPARK_HOME / "bin" / "spark-submit", "--master", cluster.url),
                 *(ROOT / "tests" / "cluster_program.py", served.namesrv_address),
                 tmp_path / "checkpoint",
             ]
@@ -220,12 +220,12 @@ def test_a_task_that_runs_twice_at_once_is_written_once(
     }
     signs = tmp_path / "signs"
     signs.mkdir()
-    with Served(tmp_path / "broker") as served:
+    with Server(tmp_path / "broker") as served:
         with served.client() as client:
             client.create_topic("speculated", queues=QUEUES)
         done = cluster.run(
             [
-                *(HOME / "bin" / "spark-submit", "--master", cluster.url),
+                *(SPARK_HOME / "bin" / "spark-submit", "--master", cluster.url),
                 *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
                 *(ROOT / "tests" / "speculation_program.py", served.namesrv_address, signs),
             ]

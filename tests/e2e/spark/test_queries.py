@@ -12,23 +12,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.interop.remoting import Client
-from tests.support.brokers import Served
-from tests.support.spark_session import QUIET, patiently, spark
+from tests.support.brokers import Server
+from tests.support.spark_session import IGNORED_WARNINGS, retry_slow_start, spark
 
 __all__ = ["spark"]
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),  # a busy machine takes minutes to start a JVM and its helpers
-    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
 ]
 
 COUNT = 300
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("queries")) as served:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("queries")) as served:
         with served.client() as client:
             client.create_topic("orders", queues=4)
             send(client, 0, COUNT)
@@ -41,12 +41,12 @@ def send(client: Client, first: int, count: int, topic: str = "orders") -> None:
         client.send(topic, b"%d" % number, given, queue_id=number % 4)
 
 
-def load(spark: SparkSession, served: Served, name: str = "escrowmq", **given: Any) -> DataFrame:
+def load(spark: SparkSession, served: Server, name: str = "escrowmq", **given: Any) -> DataFrame:
     reader = spark.read.format(name).option("servers", served.namesrv_address)
     return reader.options(**given).load()
 
 
-def test_a_topic_is_a_table(spark: SparkSession, served: Served) -> None:
+def test_a_topic_is_a_table(spark: SparkSession, served: Server) -> None:
     orders = load(spark, served, subscribe="orders", minPartitions=3)
     orders.createOrReplaceTempView("orders")
     [row] = spark.sql(
@@ -61,7 +61,7 @@ def test_a_topic_is_a_table(spark: SparkSession, served: Served) -> None:
 
 
 def test_the_old_names_work_and_only_wanted_columns_are_made(
-    spark: SparkSession, served: Served
+    spark: SparkSession, served: Server
 ) -> None:
     reader = spark.read.format("rocketmq").option("nameServer", served.namesrv_address)
     some = reader.option("topic", "orders").option("columns", "keys,queue_offset").load()
@@ -69,7 +69,7 @@ def test_the_old_names_work_and_only_wanted_columns_are_made(
     assert some.where("queue_offset = 0").count() == 4
 
 
-def test_files_and_transactions_are_tables_too(spark: SparkSession, served: Served) -> None:
+def test_files_and_transactions_are_tables_too(spark: SparkSession, served: Server) -> None:
     with served.client() as client:
         client.send_half("orders", b"half", {"UNIQ_KEY": "tx"})
     files = spark.read.format("escrowmq").load(str(served.data))
@@ -86,14 +86,14 @@ def test_files_and_transactions_are_tables_too(spark: SparkSession, served: Serv
     ],
 )
 def test_an_error_reaches_whoever_asked(
-    spark: SparkSession, served: Served, given: dict[str, str], why: str
+    spark: SparkSession, served: Server, given: dict[str, str], why: str
 ) -> None:
     with pytest.raises(PySparkException, match=why):
         load(spark, served, **given).count()
 
 
 def test_a_stream_ends_goes_on_and_misses_nothing(
-    spark: SparkSession, served: Served, tmp_path: Path
+    spark: SparkSession, served: Server, tmp_path: Path
 ) -> None:
     out = str(tmp_path / "out")
 
@@ -118,10 +118,10 @@ def test_a_stream_ends_goes_on_and_misses_nothing(
     with served.client() as client:
         client.create_topic("flow", queues=4)
         send(client, 0, 100, "flow")
-        query = patiently(run)
+        query = retry_slow_start(run)
         assert [progress["numInputRows"] for progress in query.recentProgress] == [60, 40]
         assert query.recentProgress[-1]["sources"][0]["latestOffset"]
         send(client, 100, 30, "flow")
-    patiently(run)
+    retry_slow_start(run)
     found = spark.read.parquet(out)
     assert found.count() == found.select("message_id").distinct().count() == 130

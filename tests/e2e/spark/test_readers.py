@@ -21,7 +21,7 @@ from escrowmq.spark.queues import ReadCluster
 from escrowmq.spark.readers import StreamReader
 from escrowmq.spark.schema import MESSAGE_COLUMNS
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
@@ -32,8 +32,8 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("readers")) as served:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("readers")) as served:
         yield served
 
 
@@ -48,7 +48,7 @@ def _readers_are_stopped() -> Iterator[None]:
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[Client]:
+def client(served: Server) -> Iterator[Client]:
     with served.client() as client:
         yield client
 
@@ -59,12 +59,12 @@ def send(client: Client, topic: str, count: int, *, queues: int = 2, first: int 
         client.send(topic, b"%d " % number * 20, given, queue_id=number % queues)
 
 
-def source_of(served: Served, **given: object) -> EscrowSource:
+def source_of(served: Server, **given: object) -> EscrowSource:
     told = {"servers": served.namesrv_address, **given}
     return EscrowSource({name: str(value) for name, value in told.items()})
 
 
-def read(served: Served, **given: object) -> Rows:
+def read(served: Server, **given: object) -> Rows:
     source = source_of(served, **given)
     reader = source.reader(source.schema())
     tasks = pickle.loads(pickle.dumps(reader.partitions()))
@@ -87,7 +87,7 @@ def numbers(topic: str, *which: int) -> set[str]:
 
 @pytest.mark.parametrize("given", [{}, {"pullBatchSize": 7}, {"minPartitions": 5}])
 def test_everything_is_read_once_and_each_queue_in_order(
-    served: Served, client: Client, given: dict[str, object]
+    served: Server, client: Client, given: dict[str, object]
 ) -> None:
     topic = "-".join(("batch", *given))
     client.create_topic(topic, queues=2)
@@ -100,7 +100,7 @@ def test_everything_is_read_once_and_each_queue_in_order(
     assert {row["broker"] for row in rows} == {"broker-a"}
 
 
-def test_messages_of_every_size_are_read_in_windows(served: Served, client: Client) -> None:
+def test_messages_of_every_size_are_read_in_windows(served: Server, client: Client) -> None:
     client.create_topic("sizes", queues=1)
     sizes = [1, 900_000, 5, 400_000, 400_000, 400_000, 1_500_000, *range(60), 1_200_000, 2]
     for number, size in enumerate(sizes):
@@ -110,7 +110,7 @@ def test_messages_of_every_size_are_read_in_windows(served: Served, client: Clie
     assert [row["queue_offset"] for row in rows] == list(range(len(sizes)))
 
 
-def test_offsets_times_and_queues_can_be_chosen(served: Served, client: Client) -> None:
+def test_offsets_times_and_queues_can_be_chosen(served: Server, client: Client) -> None:
     client.create_topic("chosen", queues=2)
     send(client, "chosen", 10)
     by_queue = {"chosen": {"broker-a": {"0": 2, "1": -2}}}
@@ -134,7 +134,7 @@ def test_offsets_times_and_queues_can_be_chosen(served: Served, client: Client) 
     assert read(served, subscribe="chosen", startingTimestamp=middle + 10**9) == []
 
 
-def test_a_pattern_finds_topics_and_no_system_topics(served: Served, client: Client) -> None:
+def test_a_pattern_finds_topics_and_no_system_topics(served: Server, client: Client) -> None:
     for topic in ("like-one", "like-two", "unlike"):
         client.create_topic(topic, queues=1)
         send(client, topic, 2, queues=1)
@@ -148,7 +148,7 @@ def test_a_pattern_finds_topics_and_no_system_topics(served: Served, client: Cli
 
 
 def test_a_pattern_finds_topics_whose_names_resemble_those_of_a_broker(
-    served: Served, client: Client
+    served: Server, client: Client
 ) -> None:
     for topic in ("broker-events", "orders_REPLY_TOPIC"):
         client.create_topic(topic, queues=1)
@@ -159,7 +159,7 @@ def test_a_pattern_finds_topics_whose_names_resemble_those_of_a_broker(
 
 def test_a_pattern_finds_no_topics_of_brokers_and_clusters(tmp_path: Path) -> None:
     conf = {"brokerName": "edge-1", "brokerClusterName": "Shop"}
-    with Served(tmp_path, conf=conf) as served, served.client() as client:
+    with Server(tmp_path, conf=conf) as served, served.client() as client:
         client.create_topic("orders")
         with ReadCluster(served.namesrv_address, NO_ACCESS) as cluster:
             wait_until(lambda: "orders" in cluster.topics(), "the name server has the topic")
@@ -167,7 +167,7 @@ def test_a_pattern_finds_no_topics_of_brokers_and_clusters(tmp_path: Path) -> No
             assert cluster.topics_matching(".*", include_system=False) == ["orders"]
 
 
-def test_tags_are_compared_as_text_and_not_only_as_hashes(served: Served, client: Client) -> None:
+def test_tags_are_compared_as_text_and_not_only_as_hashes(served: Server, client: Client) -> None:
     client.create_topic("tags", queues=1)
     for number, tag in enumerate(["Aa", "BB", "cc", "Aa"] * 30):  # Java hashes Aa and BB alike
         client.send("tags", b"", {"UNIQ_KEY": f"tags-{number}", "TAGS": tag})
@@ -175,7 +175,7 @@ def test_tags_are_compared_as_text_and_not_only_as_hashes(served: Served, client
     assert ids(rows) == numbers("tags", *(n for n in range(120) if n % 4 != 1))
 
 
-def test_offsets_that_are_not_there_are_refused_or_cut(served: Served, client: Client) -> None:
+def test_offsets_that_are_not_there_are_refused_or_cut(served: Server, client: Client) -> None:
     client.create_topic("short", queues=1)
     send(client, "short", 3, queues=1)
     beyond = json.dumps({"short": {"broker-a": {"0": 9}}})
@@ -187,7 +187,7 @@ def test_offsets_that_are_not_there_are_refused_or_cut(served: Served, client: C
         read(served, subscribe="short", startingOffsets=strange)
 
 
-def test_what_cannot_be_asked_for_is_said(served: Served, client: Client) -> None:
+def test_what_cannot_be_asked_for_is_said(served: Server, client: Client) -> None:
     client.create_topic("orders", queues=1)
     send(client, "orders", 1, queues=1)
     with pytest.raises(NoRoute, match=r"no broker has a topic 'order'; did you mean orders\?"):
@@ -201,12 +201,12 @@ def test_what_cannot_be_asked_for_is_said(served: Served, client: Client) -> Non
         read(served, assign='{"orders": {"broker-a": [5]}}')
 
 
-def test_an_empty_topic_is_an_empty_table(served: Served, client: Client) -> None:
+def test_an_empty_topic_is_an_empty_table(served: Server, client: Client) -> None:
     client.create_topic("empty", queues=3)
     assert read(served, subscribe="empty") == []
 
 
-def test_a_name_server_that_is_down_is_stepped_over(served: Served, client: Client) -> None:
+def test_a_name_server_that_is_down_is_stepped_over(served: Server, client: Client) -> None:
     client.create_topic("names", queues=1)
     send(client, "names", 1, queues=1)
     [port] = free_ports(1)
@@ -218,7 +218,7 @@ def test_the_other_name_is_the_same_source() -> None:
     assert (EscrowSource.name(), RocketMQSource.name()) == ("escrowmq", "rocketmq")
 
 
-def test_transactions_are_read_from_brokers_and_from_files(served: Served, client: Client) -> None:
+def test_transactions_are_read_from_brokers_and_from_files(served: Server, client: Client) -> None:
     client.create_topic("paid", queues=1)
     halves = [client.send_half("paid", b"x", {"UNIQ_KEY": f"tx{n}"}) for n in range(3)]
     client.end_transaction(halves[0], COMMIT, topic="paid")
@@ -245,7 +245,7 @@ def test_transactions_are_read_from_brokers_and_from_files(served: Served, clien
 class Stream:
     """A reader as Spark drives it: offsets go through JSON, tasks through pickle."""
 
-    def __init__(self, served: Served, **given: object) -> None:
+    def __init__(self, served: Server, **given: object) -> None:
         told = {"servers": served.namesrv_address, **given}
         chosen = options.parse_read_options({k: str(v) for k, v in told.items()}, is_stream=True)
         self.clock = ManualClock()
@@ -271,7 +271,7 @@ def _through_json(offset: Any) -> Any:
     return json.loads(written)
 
 
-def test_a_stream_goes_on_where_it_was(served: Served, client: Client) -> None:
+def test_a_stream_goes_on_where_it_was(served: Server, client: Client) -> None:
     client.create_topic("flow", queues=2)
     send(client, "flow", 4)
     stream = Stream(served, subscribe="flow", startingOffsets="earliest")
@@ -286,7 +286,7 @@ def test_a_stream_goes_on_where_it_was(served: Served, client: Client) -> None:
 
 
 def test_a_crash_in_the_first_batch_loses_nothing_that_came_after_latest(
-    served: Served, client: Client
+    served: Server, client: Client
 ) -> None:
     client.create_topic("crash", queues=2)
     send(client, "crash", 4)
@@ -303,7 +303,7 @@ def test_a_crash_in_the_first_batch_loses_nothing_that_came_after_latest(
     assert ids(second.rows(end, second.latest(end))) == numbers("crash", *range(7, 12))
 
 
-def test_a_group_pins_the_start_and_follows_if_it_is_wished(served: Served, client: Client) -> None:
+def test_a_group_pins_the_start_and_follows_if_it_is_wished(served: Server, client: Client) -> None:
     client.create_topic("pinned", queues=1)
     send(client, "pinned", 2, queues=1)
     given: dict[str, object] = {"subscribe": "pinned", "group": "pinners", "reportOffsets": True}
@@ -319,7 +319,7 @@ def test_a_group_pins_the_start_and_follows_if_it_is_wished(served: Served, clie
     assert client.expect(14, fields).ext_fields["offset"] == "5"
 
 
-def test_a_limit_is_shared_by_the_queues_and_never_passed(served: Served, client: Client) -> None:
+def test_a_limit_is_shared_by_the_queues_and_never_passed(served: Server, client: Client) -> None:
     client.create_topic("limit", queues=2)
     send(client, "limit", 40)
     send(client, "limit", 20, queues=1)
@@ -335,7 +335,7 @@ def test_a_limit_is_shared_by_the_queues_and_never_passed(served: Served, client
     assert 0 < len(some) < 30
 
 
-def test_available_now_ends_with_what_was_there(served: Served, client: Client) -> None:
+def test_available_now_ends_with_what_was_there(served: Server, client: Client) -> None:
     client.create_topic("now", queues=1)
     send(client, "now", 5, queues=1)
     stream = Stream(served, subscribe="now", startingOffsets="earliest")
@@ -350,7 +350,7 @@ def test_available_now_ends_with_what_was_there(served: Served, client: Client) 
 
 
 def test_new_topics_and_queues_are_read_from_their_first_message(
-    served: Served, client: Client
+    served: Server, client: Client
 ) -> None:
     client.create_topic("grow-a", queues=1)
     stream = Stream(served, subscribePattern="grow-.*")
@@ -367,7 +367,7 @@ def test_new_topics_and_queues_are_read_from_their_first_message(
 
 
 def test_a_range_that_is_gone_fails_the_stream_or_is_left_out(
-    served: Served, client: Client
+    served: Server, client: Client
 ) -> None:
     client.create_topic("gone", queues=1)
     send(client, "gone", 3, queues=1)
@@ -384,7 +384,7 @@ def test_a_range_that_is_gone_fails_the_stream_or_is_left_out(
     assert careless.rows(nothing, elsewhere) == []
 
 
-def test_an_answer_is_remembered_for_a_moment(served: Served, client: Client) -> None:
+def test_an_answer_is_remembered_for_a_moment(served: Server, client: Client) -> None:
     client.create_topic("moment", queues=1)
     stream = Stream(served, subscribe="moment", startingOffsets="earliest")
     start = stream.initial()
@@ -395,7 +395,7 @@ def test_an_answer_is_remembered_for_a_moment(served: Served, client: Client) ->
 
 
 def test_a_broker_that_was_restarted_is_found_again(tmp_path: Path) -> None:
-    with Served(tmp_path) as served:
+    with Server(tmp_path) as served:
         with served.client() as client:
             client.create_topic("again", queues=1)
             send(client, "again", 2, queues=1)
@@ -406,7 +406,7 @@ def test_a_broker_that_was_restarted_is_found_again(tmp_path: Path) -> None:
         assert ids(stream.rows(start, end)) == numbers("again", 0, 1)
 
 
-def test_properties_with_odd_names_come_through(served: Served, client: Client) -> None:
+def test_properties_with_odd_names_come_through(served: Server, client: Client) -> None:
     client.create_topic("odd", queues=1)
     given = {"UNIQ_KEY": "odd-0", "größe": "4 µm", "KEYS ": "no keys"}
     assert encode_properties(given)

@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 
 from escrowmq.errors import ConfigError, EscrowError, NotSent, RequestRefused
 from escrowmq.spark.data_source import EscrowSource
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.signing import Certificates, SignedClient
-from tests.support.spark_session import QUIET
+from tests.support.spark_session import IGNORED_WARNINGS
 from tests.support.spark_session import spark as spark  # the fixture
 from tests.support.spark_sinks import Query, numbers
 
-pytestmark = [pytest.mark.filterwarnings(one) for one in QUIET]
+pytestmark = [pytest.mark.filterwarnings(one) for one in IGNORED_WARNINGS]
 
 ADMIN = "operator-key", "operator-secret-1"
 WRITER = "writer-key", "writer-secret-22"
@@ -44,12 +44,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="module")
 def served(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
-) -> Iterator[Served]:
+) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("guarded")
     (directory / "acl.yml").write_text(RULES)
     rules = {"aclEnable": "true", "escrowAclFile": directory / "acl.yml"}
     conf = {**rules, **certificates.conf(), "enablePropertyFilter": "true"}
-    with Served(directory, conf=conf, wait_s=90) as server:
+    with Server(directory, conf=conf, wait_s=90) as server:
         with SignedClient(server.address, *ADMIN, tls=certificates.client()) as admin:
             for topic in ("orders", "others", "query"):
                 admin.create_topic(topic, queues=2)
@@ -63,7 +63,7 @@ def options(account: tuple[str, str], certificates: Certificates, **more: str) -
     return {**own, **more}
 
 
-def read(served: Served, **given: str) -> list[dict[str, Any]]:
+def read(served: Server, **given: str) -> list[dict[str, Any]]:
     """As Spark does it, without a JVM."""
     source = EscrowSource({"servers": served.namesrv_address, **given})
     reader: Any = source.reader(source.schema())
@@ -72,7 +72,7 @@ def read(served: Served, **given: str) -> list[dict[str, Any]]:
 
 
 def test_a_table_goes_there_and_back(
-    spark: SparkSession, served: Served, certificates: Certificates
+    spark: SparkSession, served: Server, certificates: Certificates
 ) -> None:
     spark.dataSource.register(EscrowSource)
     rows = spark.sql(
@@ -89,7 +89,7 @@ def test_a_table_goes_there_and_back(
     assert sorted(row.body for row in large.collect()) == [b"3", b"4", b"5"]
 
 
-def test_a_stream_decides_its_epochs(served: Served, certificates: Certificates) -> None:
+def test_a_stream_decides_its_epochs(served: Server, certificates: Certificates) -> None:
     query = Query(served.namesrv_address, "query", **options(WRITER, certificates))
     for epoch in range(2):
         rows = numbers(100 * epoch, 100 * epoch + 100)
@@ -98,7 +98,7 @@ def test_a_stream_decides_its_epochs(served: Served, certificates: Certificates)
     assert sorted(int(row["body"]) for row in found) == list(range(200))
 
 
-def test_who_may_not_is_told_so(served: Served, certificates: Certificates) -> None:
+def test_who_may_not_is_told_so(served: Server, certificates: Certificates) -> None:
     readers = options(READER, certificates, guarantee="at-least-once")
     with pytest.raises(RequestRefused, match="no permission: PUB on topic orders"):
         Query(served.namesrv_address, "orders", **readers).task("run", 0, ["1"])
@@ -115,7 +115,7 @@ def test_who_may_not_is_told_so(served: Served, certificates: Certificates) -> N
 
 
 def test_no_tls_and_no_trust_are_told_apart(
-    served: Served, certificates: Certificates, tmp_path: Path
+    served: Server, certificates: Certificates, tmp_path: Path
 ) -> None:
     plain = {"accessKey": WRITER[0], "secretKey": WRITER[1], "timeout": "1"}
     with pytest.raises(EscrowError, match=r"closed the connection|reset"):

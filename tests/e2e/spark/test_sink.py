@@ -20,7 +20,7 @@ from escrowmq.errors import (
 )
 from escrowmq.spark.writers import StreamWriter, batch_writer, stream_writer
 from tests.interop.remoting import Client
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.spark_sinks import BODY, Query, numbers
 from tests.support.waiting import wait_until
 
@@ -28,14 +28,14 @@ QUEUES = 4
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     conf = {"transactionTimeOut": 1000}
-    with Served(tmp_path_factory.mktemp("sink"), conf=conf, wait_s=90) as found:
+    with Server(tmp_path_factory.mktemp("sink"), conf=conf, wait_s=90) as found:
         yield found
 
 
 @pytest.fixture
-def topic(served: Served, request: pytest.FixtureRequest) -> str:
+def topic(served: Server, request: pytest.FixtureRequest) -> str:
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
     with served.client() as client:
         client.create_topic(name, queues=QUEUES)
@@ -50,12 +50,12 @@ def rows_in(client: Client, topic: str) -> list[str]:
     ]
 
 
-def assert_rows(served: Served, topic: str, expected: Iterable[str]) -> None:
+def assert_rows(served: Server, topic: str, expected: Iterable[str]) -> None:
     with served.client() as client:
         assert Counter(rows_in(client, topic)) == Counter(expected)
 
 
-def test_an_epoch_is_there_when_it_is_committed_and_not_before(served: Served, topic: str) -> None:
+def test_an_epoch_is_there_when_it_is_committed_and_not_before(served: Server, topic: str) -> None:
     query = Query(served.namesrv_address, topic)
     first = query.task("r1", 0, numbers(0, 100))
     second = query.task("r1", 0, numbers(100, 150), partition=1, attempt=1)
@@ -66,7 +66,7 @@ def test_an_epoch_is_there_when_it_is_committed_and_not_before(served: Served, t
     assert_rows(served, topic, numbers(0, 150))
 
 
-def test_only_the_attempts_that_the_driver_names_count(served: Served, topic: str) -> None:
+def test_only_the_attempts_that_the_driver_names_count(served: Server, topic: str) -> None:
     query = Query(served.namesrv_address, topic)
     query.task("r1", 0, numbers(0, 50), attempt=0)  # it was lost with its executor
     winner = query.task("r1", 0, numbers(0, 50), attempt=1)
@@ -78,7 +78,7 @@ def test_only_the_attempts_that_the_driver_names_count(served: Served, topic: st
     assert_rows(served, topic, numbers(0, 60))
 
 
-def test_an_epoch_that_is_run_again_writes_nothing(served: Served, topic: str) -> None:
+def test_an_epoch_that_is_run_again_writes_nothing(served: Server, topic: str) -> None:
     query = Query(served.namesrv_address, topic)
     query.commit(0, query.task("r1", 0, numbers(0, 50)))
     again = query.task("r2", 0, numbers(0, 50))
@@ -88,7 +88,7 @@ def test_an_epoch_that_is_run_again_writes_nothing(served: Served, topic: str) -
     assert_rows(served, topic, numbers(0, 60))
 
 
-def test_a_driver_that_was_thought_dead_can_do_no_harm(served: Served, topic: str) -> None:
+def test_a_driver_that_was_thought_dead_can_do_no_harm(served: Server, topic: str) -> None:
     query = Query(served.namesrv_address, topic)
     asleep = query.task("r1", 0, numbers(0, 50))
     alive = query.task("r2", 0, numbers(0, 50))
@@ -103,7 +103,7 @@ def test_a_driver_that_was_thought_dead_can_do_no_harm(served: Served, topic: st
 
 
 def test_what_was_aborted_is_rolled_back_and_can_be_written_again(
-    served: Served, topic: str
+    served: Server, topic: str
 ) -> None:
     query = Query(served.namesrv_address, topic)
     message = query.task("r1", 0, numbers(0, 50))
@@ -116,7 +116,7 @@ def test_what_was_aborted_is_rolled_back_and_can_be_written_again(
 
 
 def test_an_abort_after_a_commit_that_took_effect_takes_nothing_back(
-    served: Served, topic: str
+    served: Server, topic: str
 ) -> None:
     query = Query(served.namesrv_address, topic)
     message = query.task("r1", 0, numbers(0, 50))
@@ -126,7 +126,7 @@ def test_an_abort_after_a_commit_that_took_effect_takes_nothing_back(
     assert_rows(served, topic, numbers(0, 60))
 
 
-def test_a_checkpoint_that_was_set_back_is_refused(served: Served, topic: str) -> None:
+def test_a_checkpoint_that_was_set_back_is_refused(served: Server, topic: str) -> None:
     query = Query(served.namesrv_address, topic)
     for epoch in (0, 1):
         query.commit(epoch, query.task("r1", epoch, numbers(0, 5)))
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_was_set_back_is_refused(served: Served, topic: str) -
         query.task("r2", 0, numbers(0, 5))
 
 
-def test_two_queries_do_not_share_a_name(served: Served, topic: str) -> None:
+def test_two_queries_do_not_share_a_name(served: Server, topic: str) -> None:
     named = {"transactional.id": f"id-{topic}"}
     one = Query(served.namesrv_address, topic, "one", **named)
     other = Query(served.namesrv_address, topic, "other", **named)
@@ -143,14 +143,14 @@ def test_two_queries_do_not_share_a_name(served: Served, topic: str) -> None:
         other.task("r2", 0, numbers(0, 5))
 
 
-def test_an_empty_epoch_needs_no_decision(served: Served, topic: str) -> None:
+def test_an_empty_epoch_needs_no_decision(served: Server, topic: str) -> None:
     query = Query(served.namesrv_address, topic)
     query.commit(0, query.task("r1", 0, []))
     query.commit(1, query.task("r1", 1, numbers(0, 5)))
     assert_rows(served, topic, numbers(0, 5))
 
 
-def test_a_reader_sees_an_epoch_whole_or_not_at_all(served: Served, topic: str) -> None:
+def test_a_reader_sees_an_epoch_whole_or_not_at_all(served: Server, topic: str) -> None:
     """Big enough to be delivered in several pieces."""
     query = Query(served.namesrv_address, topic, batchbytes="200000")
     message = query.task("r1", 0, ["x" * 2000 + str(number) for number in range(6000)])
@@ -176,7 +176,7 @@ def test_a_reader_sees_an_epoch_whole_or_not_at_all(served: Served, topic: str) 
 
 
 def test_a_broker_that_is_killed_and_comes_back_is_waited_for(tmp_path: Path) -> None:
-    with Served(tmp_path, wait_s=90) as served:
+    with Server(tmp_path, wait_s=90) as served:
         with served.client() as client:
             client.create_topic("t", queues=QUEUES)
         query = Query(served.namesrv_address, "t")
@@ -193,7 +193,7 @@ def test_a_broker_that_is_killed_and_comes_back_is_waited_for(tmp_path: Path) ->
         assert_rows(served, "t", numbers(0, 100))
 
 
-def test_at_least_once_a_repeated_row_has_the_same_id(served: Served, topic: str) -> None:
+def test_at_least_once_a_repeated_row_has_the_same_id(served: Server, topic: str) -> None:
     query = Query(served.namesrv_address, topic, guarantee="at-least-once")
     for run in ("r1", "r2"):
         query.commit(0, query.task(run, 0, numbers(0, 50)))
@@ -204,7 +204,7 @@ def test_at_least_once_a_repeated_row_has_the_same_id(served: Served, topic: str
     assert set(ids.values()) == {2}
 
 
-def test_errors_say_what_to_do(served: Served, topic: str) -> None:
+def test_errors_say_what_to_do(served: Server, topic: str) -> None:
     with pytest.raises(ConfigError, match=r"use .mode"):
         batch_writer({"servers": served.namesrv_address, "topic": topic}, BODY, True)
     with pytest.raises(ConfigError, match="outputMode 'complete' is not possible"):
@@ -215,14 +215,14 @@ def test_errors_say_what_to_do(served: Served, topic: str) -> None:
 
 
 def test_a_topic_that_is_missing_and_may_not_be_made_is_named(tmp_path: Path) -> None:
-    with Served(tmp_path, conf={"autoCreateTopicEnable": "false"}, wait_s=90) as served:
+    with Server(tmp_path, conf={"autoCreateTopicEnable": "false"}, wait_s=90) as served:
         query = Query(served.namesrv_address, "nobody-made-it", timeout="3")
         with pytest.raises(NoRoute, match="there is no topic nobody-made-it"):
             query.task("r1", 0, numbers(0, 5))
 
 
 def test_what_a_broker_refuses_is_told(tmp_path: Path) -> None:
-    with Served(tmp_path, conf={"rejectTransactionMessage": "true"}, wait_s=90) as served:
+    with Server(tmp_path, conf={"rejectTransactionMessage": "true"}, wait_s=90) as served:
         query = Query(served.namesrv_address, "t")
         with pytest.raises(RequestRefused, match="does not accept transactional messages"):
             query.task("r1", 0, numbers(0, 5))
@@ -232,14 +232,14 @@ def test_what_a_broker_refuses_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Served, Served, str]]:
+def pair(tmp_path: Path) -> Iterator[tuple[Server, Server, str]]:
     """Two brokers with one topic."""
     with ExitStack() as stack:
-        names = stack.enter_context(Served(tmp_path / "names", role="namesrv", wait_s=90))
+        names = stack.enter_context(Server(tmp_path / "names", role="namesrv", wait_s=90))
         brokers = []
         for name in ("broker-a", "broker-b"):
             conf = {"namesrvAddr": names.namesrv_address, "brokerName": name}
-            broker = Served(tmp_path / name, role="broker", conf=conf, wait_s=90)
+            broker = Server(tmp_path / name, role="broker", conf=conf, wait_s=90)
             brokers.append(stack.enter_context(broker))
             with broker.client() as client:
                 client.create_topic("t", queues=QUEUES)
@@ -252,13 +252,13 @@ def pair(tmp_path: Path) -> Iterator[tuple[Served, Served, str]]:
         yield brokers[0], brokers[1], names.namesrv_address
 
 
-def rows_at(broker: Served) -> Counter[str]:
+def rows_at(broker: Server) -> Counter[str]:
     with broker.client() as client:
         return Counter(rows_in(client, "t"))
 
 
 def test_an_epoch_on_two_brokers_is_finished_by_whoever_comes_next(
-    pair: tuple[Served, Served, str],
+    pair: tuple[Server, Server, str],
 ) -> None:
     home, other, servers = pair
     query = Query(servers, "t", timeout="3")
@@ -278,7 +278,7 @@ def test_an_epoch_on_two_brokers_is_finished_by_whoever_comes_next(
     assert rows_at(home) + rows_at(other) == Counter(numbers(0, 100))
 
 
-def test_the_next_epoch_finishes_the_last_one_first(pair: tuple[Served, Served, str]) -> None:
+def test_the_next_epoch_finishes_the_last_one_first(pair: tuple[Server, Server, str]) -> None:
     home, other, servers = pair
     message = Query(servers, "t").task("r1", 0, numbers(0, 100))
     hasty = Query(servers, "t", timeout="2").writer()
@@ -291,7 +291,7 @@ def test_the_next_epoch_finishes_the_last_one_first(pair: tuple[Served, Served, 
     assert rows_at(home) + rows_at(other) == Counter(numbers(0, 200))
 
 
-def test_the_home_of_a_sink_stays_where_it_was(pair: tuple[Served, Served, str]) -> None:
+def test_the_home_of_a_sink_stays_where_it_was(pair: tuple[Server, Server, str]) -> None:
     home, other, servers = pair
     query = Query(servers, "t")
     query.commit(0, query.task("r1", 0, numbers(0, 50)))
@@ -304,7 +304,7 @@ def test_the_home_of_a_sink_stays_where_it_was(pair: tuple[Served, Served, str])
 
 
 def test_an_epoch_that_needs_one_broker_does_not_forget_the_other(
-    pair: tuple[Served, Served, str],
+    pair: tuple[Server, Server, str],
 ) -> None:
     home, other, servers = pair
     with home.client() as client:

@@ -12,15 +12,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from escrowmq.spark.data_source import EscrowSource
 from tests.interop.records import Record
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.spark_session import spark as spark  # the fixture
 
 QUEUES = 4
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("spark-write"), wait_s=90) as found:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("spark-write"), wait_s=90) as found:
         yield found
 
 
@@ -29,13 +29,13 @@ def registered(spark: SparkSession) -> None:
     spark.dataSource.register(EscrowSource)
 
 
-def a_topic(served: Served, name: str) -> str:
+def a_topic(served: Server, name: str) -> str:
     with served.client() as client:
         client.create_topic(name, queues=QUEUES)
     return name
 
 
-def save(table: DataFrame, served: Served, topic: str, **options: Any) -> None:
+def save(table: DataFrame, served: Server, topic: str, **options: Any) -> None:
     writer = table.write.format("escrowmq").mode("append")
     writer = writer.option("servers", served.namesrv_address).option("topic", topic)
     for name, value in options.items():
@@ -43,16 +43,16 @@ def save(table: DataFrame, served: Served, topic: str, **options: Any) -> None:
     writer.save()
 
 
-def records(served: Served, topic: str) -> list[Record]:
+def records(served: Server, topic: str) -> list[Record]:
     with served.client(timeout_s=60) as client:
         return [r for queue_id in range(QUEUES) for r in client.pull_all(topic, queue_id)]
 
 
-def bodies(served: Served, topic: str) -> Counter[str]:
+def bodies(served: Server, topic: str) -> Counter[str]:
     return Counter(record.body.decode() for record in records(served, topic))
 
 
-def test_every_column_of_a_table_arrives(spark: SparkSession, served: Served) -> None:
+def test_every_column_of_a_table_arrives(spark: SparkSession, served: Server) -> None:
     topic = a_topic(served, "columns")
     table = spark.sql(
         "SELECT string(id) AS body, 'red' AS tags, array('k', string(id)) AS keys, "
@@ -69,7 +69,7 @@ def test_every_column_of_a_table_arrives(spark: SparkSession, served: Served) ->
         assert len(of_shard) == 1
 
 
-def test_a_named_batch_that_is_repeated_writes_nothing(spark: SparkSession, served: Served) -> None:
+def test_a_named_batch_that_is_repeated_writes_nothing(spark: SparkSession, served: Server) -> None:
     topic = a_topic(served, "named")
     table = spark.range(500).selectExpr("string(id) AS body")
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_a_named_batch_that_is_repeated_writes_nothing(spark: SparkSession, serv
         save(table, served, topic, transactional_id="nightly", epoch=20240131)
 
 
-def test_a_batch_that_fails_half_way_leaves_nothing(spark: SparkSession, served: Served) -> None:
+def test_a_batch_that_fails_half_way_leaves_nothing(spark: SparkSession, served: Server) -> None:
     topic = a_topic(served, "fails")
     table = spark.range(0, 3000, numPartitions=3).selectExpr(
         "if(id = 2999, raise_error('planted'), string(id)) AS body"
@@ -91,7 +91,7 @@ def test_a_batch_that_fails_half_way_leaves_nothing(spark: SparkSession, served:
     assert not records(served, topic)
 
 
-def test_errors_reach_the_user_in_words(spark: SparkSession, served: Served) -> None:
+def test_errors_reach_the_user_in_words(spark: SparkSession, served: Server) -> None:
     table = spark.range(1).selectExpr("string(id) AS body")
     with pytest.raises(Exception, match="did you mean topic"):
         save(table, served, "t", topik="u")
@@ -103,7 +103,7 @@ def test_errors_reach_the_user_in_words(spark: SparkSession, served: Served) -> 
 
 
 def test_a_stream_that_is_restarted_goes_on_where_it_was(
-    spark: SparkSession, served: Served, tmp_path: Path
+    spark: SparkSession, served: Server, tmp_path: Path
 ) -> None:
     topic = a_topic(served, "stream")
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
@@ -136,7 +136,7 @@ def test_a_stream_that_is_restarted_goes_on_where_it_was(
 
 
 def test_a_batch_of_foreach_batch_that_is_repeated_writes_nothing_twice(
-    spark: SparkSession, served: Served, tmp_path: Path
+    spark: SparkSession, served: Server, tmp_path: Path
 ) -> None:
     """It fails behind its first write, as it does when the second of two sinks is away."""
     topics = [a_topic(served, "first-of-two"), a_topic(served, "second-of-two")]

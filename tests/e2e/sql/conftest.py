@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from tests.support.brokers import Served
-from tests.support.databases import DatabaseServer, Maria, Postgres
+from tests.support.brokers import Server
+from tests.support.databases import DatabaseServer, MariaDB, Postgres
 from tests.support.sql_bank import tables
 
-SERVERS: dict[str, type[DatabaseServer]] = {"postgresql": Postgres, "mariadb": Maria}
+SERVERS: dict[str, type[DatabaseServer]] = {"postgresql": Postgres, "mariadb": MariaDB}
 KINDS = ("sqlite", *SERVERS)
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A broker that checks open transactions after half a second."""
     conf = {
         "transactionTimeOut": 500,
         "transactionCheckInterval": 500,
         "transactionCheckMax": 1000,
     }
-    with Served(tmp_path_factory.mktemp("sql"), conf=conf) as served:
+    with Server(tmp_path_factory.mktemp("sql"), conf=conf) as served:
         yield served
 
 
@@ -42,7 +42,7 @@ def url_of(kind: str, servers: dict[str, DatabaseServer], directory: Path) -> st
     if kind == "sqlite":
         return f"sqlite:///{directory / 'bank.db'}"
     if kind not in servers:
-        if reason := SERVERS[kind].lack():
+        if reason := SERVERS[kind].unavailable_reason():
             pytest.skip(f"{kind}: {reason}")
         servers[kind] = SERVERS[kind]().__enter__()
     return servers[kind].new_database()

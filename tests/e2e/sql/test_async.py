@@ -22,17 +22,17 @@ from escrowmq.errors import (
 from escrowmq.sql import AsyncEscrow, AsyncInbox
 from escrowmq.sql.statements import create_tables, insert_marker, marker_table, read_or_tombstone
 from tests.e2e.sql.conftest import url_of
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.databases import DatabaseServer
 from tests.support.sql_bank import (
     Transfer,
-    delivered,
-    message_called,
+    delivered_bodies,
     new_topic,
     open_halves,
-    settled,
+    received_message,
     tables,
     transfers,
+    wait_until_settled,
 )
 from tests.support.tcp_proxy import CuttingProxy
 
@@ -77,7 +77,7 @@ async def pay(
             await session.commit()
 
 
-async def test_both_or_neither_with_await(served: Served, async_url: str) -> None:
+async def test_both_or_neither_with_await(served: Server, async_url: str) -> None:
     topic = new_topic("async")
     async with (
         opened(async_url) as engine,
@@ -122,7 +122,7 @@ async def _pay_and_go_on(escrow: AsyncEscrow) -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
-    served: Served, servers: dict[str, DatabaseServer], tmp_path: object, answers: bool
+    served: Server, servers: dict[str, DatabaseServer], tmp_path: object, answers: bool
 ) -> None:
     topic = new_topic("async-lost")
     url = make_url(url_of("postgresql", servers, tmp_path))  # type: ignore[arg-type]
@@ -130,8 +130,8 @@ async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
         through = url.set(port=proxy.port).render_as_string(hide_password=False)
 
         def lose(_: object) -> None:
-            proxy.cut_next_answer = True
-            proxy.refuses = not answers
+            proxy.cut_next_response = True
+            proxy.refuses_connections = not answers
 
         async with (
             opened(through) as engine,
@@ -143,7 +143,7 @@ async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
             else:
                 with pytest.raises(CommitUnknown):
                     await pay(escrow, topic, "a")
-            proxy.refuses = False
+            proxy.refuses_connections = False
             async with Consumer(
                 served.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
             ) as consumer:
@@ -153,7 +153,7 @@ async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
 
 
 async def test_a_failure_in_the_last_flush_rolls_back_with_await(
-    served: Served, async_url: str
+    served: Server, async_url: str
 ) -> None:
     topic = new_topic("async-flush")
     async with (
@@ -168,7 +168,7 @@ async def test_a_failure_in_the_last_flush_rolls_back_with_await(
         # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
         async with engine.connect() as connection:
             assert (await connection.execute(select(marker_table.c.id))).all() == []
-    assert delivered(served, topic) == []
+    assert delivered_bodies(served, topic) == []
 
 
 async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
@@ -191,7 +191,7 @@ async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_
         assert await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1) is Verdict.COMMIT
 
 
-async def test_markers_are_purged_with_await(served: Served, async_url: str) -> None:
+async def test_markers_are_purged_with_await(served: Server, async_url: str) -> None:
     topic = new_topic("async-old")
     clock = ManualClock()
     async with opened(async_url) as engine:
@@ -211,8 +211,8 @@ async def test_markers_are_purged_with_await(served: Served, async_url: str) -> 
                 await escrow.clean_up()
                 async with engine.connect() as connection:
                     assert (await connection.execute(select(marker_table.c.id))).all() == []
-    settled(served)
-    assert len(delivered(served, topic)) == 4
+    wait_until_settled(served)
+    assert len(delivered_bodies(served, topic)) == 4
 
 
 async def test_a_message_that_comes_again_has_no_second_effect_with_await(async_url: str) -> None:
@@ -226,18 +226,18 @@ async def test_a_message_that_comes_again_has_no_second_effect_with_await(async_
             if message.body == b"bad":
                 raise ZeroDivisionError
 
-        assert await credit(message_called("m1", b"a")) is True
-        assert await credit(message_called("m1", b"a")) is False
+        assert await credit(received_message("m1", b"a")) is True
+        assert await credit(received_message("m1", b"a")) is False
         with pytest.raises(ZeroDivisionError):
-            await credit(message_called("m2", b"bad"))
+            await credit(received_message("m2", b"bad"))
         with pytest.raises(IntegrityError):
-            await credit(message_called("m2", b"a"))
-        assert await credit(message_called("m2", b"b")) is True
+            await credit(received_message("m2", b"a"))
+        assert await credit(received_message("m2", b"b")) is True
         assert await saved(engine) == ["a", "b"]
         assert await inbox.purge(older_than_ms=-1000) == 2
 
 
-async def test_a_consumer_is_run_through_it_with_await(served: Served, async_url: str) -> None:
+async def test_a_consumer_is_run_through_it_with_await(served: Server, async_url: str) -> None:
     topic = new_topic("async-credits")
     async with opened(async_url) as engine:
         inbox = AsyncInbox(engine, group=topic)

@@ -23,19 +23,19 @@ from sqlalchemy import Engine, create_engine, event
 from escrowmq.sql import Escrow
 from tests.e2e.sql.conftest import url_of
 from tests.support import sql_crashes as crashing
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.databases import DatabaseServer
 from tests.support.sql_bank import (
     WAIT_S,
-    delivered,
+    delivered_bodies,
     new_topic,
     open_halves,
-    saved,
-    settled,
+    saved_ids,
     tables,
-    wait_until,
+    wait_until_settled,
 )
 from tests.support.sql_crashes import POINTS, REFUSED
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ def crashes() -> Iterator[list[Crash]]:
 
 
 def begin(
-    stack: ExitStack, served: Served, url: str, kind: str, point: str, how: str, *, more: str = ""
+    stack: ExitStack, served: Server, url: str, kind: str, point: str, how: str, *, more: str = ""
 ) -> Crash:
     engine = create_engine(url)
     stack.callback(engine.dispose)
@@ -111,22 +111,22 @@ def begin(
     return crash
 
 
-def show(served: Served, crashes: list[Crash]) -> None:
+def show(served: Server, crashes: list[Crash]) -> None:
     table = Table("database", "stopped", "at", "row", "message", "checks")
     for crash in crashes:
-        row = "committed" if crash.name in saved(crash.engine) else "-"
-        message = "delivered" if delivered(served, crash.name) else "-"
+        row = "committed" if crash.name in saved_ids(crash.engine) else "-"
+        message = "delivered" if delivered_bodies(served, crash.name) else "-"
         table.add_row(crash.database, crash.how, crash.point, row, message, str(crash.checks))
     Console(width=100).print(table)
 
 
-def agree(served: Served, crashes: list[Crash]) -> None:
-    settled(served)
+def agree(served: Server, crashes: list[Crash]) -> None:
+    wait_until_settled(served)
     show(served, crashes)
     for crash in crashes:
-        is_saved = crash.name in saved(crash.engine)
+        is_saved = crash.name in saved_ids(crash.engine)
         assert is_saved == (crash.how == "freeze" or crash.point in AFTER_THE_COMMIT), crash
-        assert delivered(served, crash.name) == ([b"paid"] if is_saved else []), crash
+        assert delivered_bodies(served, crash.name) == ([b"paid"] if is_saved else []), crash
 
 
 def urls(kind: str, servers: dict[str, DatabaseServer], tmp_path: Path) -> Iterator[str]:
@@ -155,7 +155,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "how", "points"), CASES)
 def test_database_and_message_agree(
-    served: Served,
+    served: Server,
     servers: dict[str, DatabaseServer],
     tmp_path: Path,
     crashes: list[Crash],
@@ -176,7 +176,7 @@ def test_database_and_message_agree(
 
 
 def test_an_owner_whose_session_ended_while_it_was_frozen_fails(
-    served: Served, servers: dict[str, DatabaseServer], tmp_path: Path, crashes: list[Crash]
+    served: Server, servers: dict[str, DatabaseServer], tmp_path: Path, crashes: list[Crash]
 ) -> None:
     """The database gives the lock to the checker, and refuses the owner when it wakes up."""
     url = url_of("postgresql", servers, tmp_path)
@@ -188,5 +188,5 @@ def test_an_owner_whose_session_ended_while_it_was_frozen_fails(
         wait_until(lambda: open_halves(served) == 0, "rolled back while it is frozen")
         crash.child.send_signal(signal.SIGCONT)
         assert crash.child.wait(WAIT_S) == REFUSED
-        assert saved(crash.engine) == []
-        assert delivered(served, crash.name) == []
+        assert saved_ids(crash.engine) == []
+        assert delivered_bodies(served, crash.name) == []

@@ -24,9 +24,15 @@ from escrowmq.django import escrow as shared
 from escrowmq.errors import ConfigError
 from escrowmq.sql import metadata
 from tests.e2e.sql.conftest import url_of
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.databases import DatabaseServer, Postgres
-from tests.support.sql_bank import delivered, message_called, new_topic, open_halves, settled
+from tests.support.sql_bank import (
+    delivered_bodies,
+    new_topic,
+    open_halves,
+    received_message,
+    wait_until_settled,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -37,14 +43,14 @@ ALIASES = ("default", "second")
 def databases(
     tmp_path_factory: pytest.TempPathFactory,
     servers: dict[str, DatabaseServer],
-    served: Served,
+    served: Server,
 ) -> Iterator[None]:
     """Configure Django. Settings belong to the process and are set once."""
     directory = tmp_path_factory.mktemp("django")
     found: dict[str, dict[str, object]] = {
         "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "bank.db")}
     }
-    if not Postgres.lack():
+    if not Postgres.unavailable_reason():
         url = make_url(url_of("postgresql", servers, directory))
         found["second"] = {
             "ENGINE": "django.db.backends.postgresql",
@@ -77,7 +83,7 @@ def databases(
 def alias(request: pytest.FixtureRequest, databases: None) -> str:
     name = str(request.param)
     if name not in settings.DATABASES:
-        pytest.skip(f"postgresql: {Postgres.lack()}")
+        pytest.skip(f"postgresql: {Postgres.unavailable_reason()}")
     with connections[name].cursor() as cursor:
         for table in ("transfer", "escrowmq_marker", "escrowmq_inbox"):
             cursor.execute(f"DELETE FROM {table}")
@@ -106,7 +112,7 @@ def pay(
     return tx
 
 
-def test_both_or_neither(served: Served, alias: str) -> None:
+def test_both_or_neither(served: Server, alias: str) -> None:
     topic = new_topic("django")
     tx = pay(alias, topic, "a")
     assert tx.outcome is not None
@@ -117,12 +123,12 @@ def test_both_or_neither(served: Served, alias: str) -> None:
     with pytest.raises(IntegrityError):
         pay(alias, topic, "a")
     assert rows(alias) == ["a"]
-    assert delivered(served, topic) == [b"a"]
+    assert delivered_bodies(served, topic) == [b"a"]
     assert open_halves(served) == 0
     assert rows(alias, "SELECT outcome FROM escrowmq_marker") == ["committed"]
 
 
-def test_a_block_inside_a_block_waits_for_the_outermost(served: Served, alias: str) -> None:
+def test_a_block_inside_a_block_waits_for_the_outermost(served: Server, alias: str) -> None:
     topic = new_topic("nested")
     with transaction.atomic(using=alias):
         tx = pay(alias, topic, "a")
@@ -134,20 +140,20 @@ def test_a_block_inside_a_block_waits_for_the_outermost(served: Served, alias: s
             pay(alias, topic, "c")
             outer.send(Message(topic, b"outer"))
         assert tx.outcome is None
-        assert delivered(served, topic) == []
+        assert delivered_bodies(served, topic) == []
     assert tx.outcome is not None
     assert rows(alias) == ["a", "c"]
-    assert delivered(served, topic) == [b"a", b"c", b"outer"]
+    assert delivered_bodies(served, topic) == [b"a", b"c", b"outer"]
     assert open_halves(served) == 0
 
 
-def test_an_outer_block_that_fails_is_resolved_by_a_check(served: Served, alias: str) -> None:
+def test_an_outer_block_that_fails_is_resolved_by_a_check(served: Server, alias: str) -> None:
     topic = new_topic("around")
     with pytest.raises(ZeroDivisionError):
         _pay_and_fail_around(alias, topic)
-    settled(served)
+    wait_until_settled(served)
     assert rows(alias) == []
-    assert delivered(served, topic) == []
+    assert delivered_bodies(served, topic) == []
     assert rows(alias, "SELECT outcome FROM escrowmq_marker") == ["tombstone"]
 
 
@@ -157,7 +163,7 @@ def _pay_and_fail_around(alias: str, topic: str) -> None:
         raise ZeroDivisionError
 
 
-def test_a_rollback_without_an_error_rolls_the_messages_back(served: Served, alias: str) -> None:
+def test_a_rollback_without_an_error_rolls_the_messages_back(served: Server, alias: str) -> None:
     topic = new_topic("quiet")
     with shared.atomic(using=alias) as tx:
         save(alias, "a")
@@ -166,33 +172,33 @@ def test_a_rollback_without_an_error_rolls_the_messages_back(served: Served, ali
     assert tx.outcome is not None
     assert (tx.outcome.verdict, tx.outcome.acknowledged) == (Verdict.ROLLBACK, True)
     assert rows(alias) == []
-    assert delivered(served, topic) == []
+    assert delivered_bodies(served, topic) == []
 
 
 def test_hooks_of_the_application_run_after_the_messages_are_ended(
-    served: Served, alias: str
+    served: Server, alias: str
 ) -> None:
     topic = new_topic("hooks")
     seen: list[list[bytes]] = []
     with shared.atomic(using=alias) as tx:
-        transaction.on_commit(lambda: seen.append(delivered(served, topic)), using=alias)
+        transaction.on_commit(lambda: seen.append(delivered_bodies(served, topic)), using=alias)
         tx.send(Message(topic, b"a"))
     assert seen == [[b"a"]]
 
 
-def test_a_transaction_managed_by_hand_ends_by_hand(served: Served, alias: str) -> None:
+def test_a_transaction_managed_by_hand_ends_by_hand(served: Server, alias: str) -> None:
     topic = new_topic("hand")
     transaction.set_autocommit(False, using=alias)
     try:
         pay(alias, topic, "a")
-        assert delivered(served, topic) == []
+        assert delivered_bodies(served, topic) == []
         transaction.commit(using=alias)
     finally:
         transaction.set_autocommit(True, using=alias)
-    assert delivered(served, topic) == [b"a"]
+    assert delivered_bodies(served, topic) == [b"a"]
 
 
-def test_a_commit_that_fails_is_resolved_by_the_marker(served: Served, alias: str) -> None:
+def test_a_commit_that_fails_is_resolved_by_the_marker(served: Server, alias: str) -> None:
     """Both databases check deferred constraints only at the commit."""
     topic = new_topic("deferred")
     with connections[alias].cursor() as cursor:
@@ -204,7 +210,7 @@ def test_a_commit_that_fails_is_resolved_by_the_marker(served: Served, alias: st
     with pytest.raises(IntegrityError):
         _send_an_orphan(alias, topic)
     assert open_halves(served) == 0
-    assert delivered(served, topic) == []
+    assert delivered_bodies(served, topic) == []
     with connections[alias].cursor() as cursor:
         cursor.execute("DROP TABLE child")
 
@@ -231,7 +237,7 @@ def test_wrong_settings_are_named(databases: None) -> None:
         settings.ESCROWMQ = before
 
 
-def test_old_markers_are_purged(served: Served, alias: str) -> None:
+def test_old_markers_are_purged(served: Server, alias: str) -> None:
     pay(alias, new_topic("old"), "a")
     clock = ManualClock()
     assert Escrow(clock).purge() == 0
@@ -247,13 +253,13 @@ def test_a_message_that_comes_again_has_no_second_effect(alias: str) -> None:
     def credit(message: ReceivedMessage) -> None:
         save(alias, message.body.decode())
 
-    assert credit(message_called("m1", b"a")) is True
-    assert credit(message_called("m1", b"a")) is False
+    assert credit(received_message("m1", b"a")) is True
+    assert credit(received_message("m1", b"a")) is False
     with pytest.raises(DatabaseError):
-        credit(message_called("m2", b"a"))  # the effect itself violates a constraint
-    assert credit(message_called("m2", b"b")) is True
+        credit(received_message("m2", b"a"))  # the effect itself violates a constraint
+    assert credit(received_message("m2", b"b")) is True
     with transaction.atomic(using=alias):
-        assert credit(message_called("m2", b"b")) is False
+        assert credit(received_message("m2", b"b")) is False
         save(alias, "c")  # the outer block can continue
     assert rows(alias) == ["a", "b", "c"]
     assert inbox.purge(older_than_ms=-1000) == 2

@@ -24,21 +24,21 @@ from escrowmq.errors import (
 from escrowmq.sql import Escrow
 from escrowmq.sql.statements import marker_table
 from tests.e2e.sql.conftest import url_of
-from tests.support.brokers import Served
+from tests.support.brokers import Server
 from tests.support.databases import DatabaseServer
 from tests.support.sql_bank import (
     Transfer,
-    delivered,
+    delivered_bodies,
     new_topic,
     open_halves,
     pay,
-    saved,
-    settled,
+    saved_ids,
     tables,
     transfers,
-    wait_until,
+    wait_until_settled,
 )
 from tests.support.tcp_proxy import CuttingProxy
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,41 +54,41 @@ def marked(engine: Engine) -> list[tuple[str, int]]:
         return [(outcome, count) for outcome, count in connection.execute(query)]
 
 
-def test_both_or_neither(served: Served, engine: Engine) -> None:
+def test_both_or_neither(served: Server, engine: Engine) -> None:
     topic = new_topic("both")
     with Escrow(engine, served.namesrv_address, group="g-both") as escrow:
         pay(escrow, topic, "a")
         with pytest.raises(ZeroDivisionError):
             pay(escrow, topic, "b", fails=ZeroDivisionError())
         pay(escrow, topic, "c", fails=Rollback())
-    assert saved(engine) == ["a"]
-    assert delivered(served, topic) == [b"a", b"a again"]
+    assert saved_ids(engine) == ["a"]
+    assert delivered_bodies(served, topic) == [b"a", b"a again"]
     assert marked(engine) == [("committed", 2)]
     assert open_halves(served) == 0
 
 
-def test_a_transaction_without_messages_leaves_no_marker(served: Served, sqlite: Engine) -> None:
+def test_a_transaction_without_messages_leaves_no_marker(served: Server, sqlite: Engine) -> None:
     with Escrow(sqlite, served.namesrv_address, group="g-none") as escrow:
         with escrow.transaction() as (session, tx):
             session.execute(insert(transfers).values(id="a", amount=1))
         assert tx.outcome is not None
         assert tx.outcome.verdict is Verdict.COMMIT
-    assert saved(sqlite) == ["a"]
+    assert saved_ids(sqlite) == ["a"]
     assert marked(sqlite) == []
 
 
-def test_a_commit_that_the_database_refuses_is_rolled_back(served: Served, engine: Engine) -> None:
+def test_a_commit_that_the_database_refuses_is_rolled_back(served: Server, engine: Engine) -> None:
     topic = new_topic("twice")
     with Escrow(engine, served.namesrv_address, group="g-twice") as escrow:
         pay(escrow, topic, "a")
         with pytest.raises(IntegrityError):
             pay(escrow, topic, "a")
-    assert delivered(served, topic) == [b"a", b"a again"]
+    assert delivered_bodies(served, topic) == [b"a", b"a again"]
     assert open_halves(served) == 0
 
 
 def test_a_failure_in_the_last_flush_rolls_back_without_reading_the_marker(
-    served: Served, engine: Engine
+    served: Server, engine: Engine
 ) -> None:
     topic = new_topic("flush")
     with Escrow(engine, served.namesrv_address, group=topic) as escrow:
@@ -97,7 +97,7 @@ def test_a_failure_in_the_last_flush_rolls_back_without_reading_the_marker(
         with pytest.raises(IntegrityError):
             _add_and_send(escrow, topic, "a")
         assert open_halves(served) == 0
-    assert delivered(served, topic) == []
+    assert delivered_bodies(served, topic) == []
     # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
     assert marked(engine) == paid
 
@@ -115,7 +115,7 @@ def test_a_half_that_cannot_be_sent_rolls_the_database_back(sqlite: Engine) -> N
             pay(escrow, "t", "a")
         with pytest.raises(TransactionMessageFailed):
             _pay_and_ignore_the_error(escrow, "b")
-    assert saved(sqlite) == []
+    assert saved_ids(sqlite) == []
 
 
 def _pay_and_ignore_the_error(escrow: Escrow, name: str) -> None:
@@ -127,15 +127,15 @@ def _pay_and_ignore_the_error(escrow: Escrow, name: str) -> None:
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_session_ended_inside_the_block_is_left_to_check_back(
-    served: Served, sqlite: Engine, end: str
+    served: Server, sqlite: Engine, end: str
 ) -> None:
     topic = new_topic("inside")
     with Escrow(sqlite, served.namesrv_address, group=topic) as escrow:
         with pytest.raises(SessionEndedInBlock):
             _pay_and_end(escrow, topic, end)
-        settled(served)
-    assert saved(sqlite) == (["a"] if end == "commit" else [])
-    assert delivered(served, topic) == ([b"a"] if end == "commit" else [])
+        wait_until_settled(served)
+    assert saved_ids(sqlite) == (["a"] if end == "commit" else [])
+    assert delivered_bodies(served, topic) == ([b"a"] if end == "commit" else [])
 
 
 def _pay_and_end(escrow: Escrow, topic: str, end: str) -> None:
@@ -145,7 +145,7 @@ def _pay_and_end(escrow: Escrow, topic: str, end: str) -> None:
         session.commit() if end == "commit" else session.rollback()
 
 
-def test_the_application_can_provide_its_sessions(served: Served, sqlite: Engine) -> None:
+def test_the_application_can_provide_its_sessions(served: Server, sqlite: Engine) -> None:
     class BankSession(Session):
         pass
 
@@ -159,7 +159,7 @@ def test_the_application_can_provide_its_sessions(served: Served, sqlite: Engine
 
 def test_a_failed_end_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Served(tmp_path, conf=conf) as served:
+    with Server(tmp_path, conf=conf) as served:
         with Escrow(sqlite, served.namesrv_address, group="g-end") as escrow:
             event.listen(sqlite, "commit", lambda _: served.kill(), once=True)
             with escrow.transaction() as (session, tx):
@@ -171,8 +171,8 @@ def test_a_failed_end_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
             assert "left to check-back" in tx.outcome.detail
             served.start()
             escrow.clean_up()
-            settled(served)
-        assert delivered(served, "t") == [b"a"]
+            wait_until_settled(served)
+        assert delivered_bodies(served, "t") == [b"a"]
 
 
 # --- a COMMIT without a response -----------------------------------------------------------------
@@ -190,7 +190,7 @@ def through(proxy: CuttingProxy, url: str) -> Engine:
 
 
 def test_a_commit_without_a_response_is_resolved_by_the_marker(
-    served: Served, postgres: str
+    served: Server, postgres: str
 ) -> None:
     topic = new_topic("lost")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
@@ -200,20 +200,20 @@ def test_a_commit_without_a_response_is_resolved_by_the_marker(
                 engine, "commit", lambda _: setattr(proxy, "cut_next_answer", True), once=True
             )
             pay(escrow, topic, "a")
-        assert saved(engine) == ["a"]
+        assert saved_ids(engine) == ["a"]
         engine.dispose()
-    assert delivered(served, topic) == [b"a", b"a again"]
+    assert delivered_bodies(served, topic) == [b"a", b"a again"]
 
 
 def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
-    served: Served, postgres: str
+    served: Server, postgres: str
 ) -> None:
     topic = new_topic("nobody")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
         engine = through(proxy, postgres)
 
         def lose(_: object) -> None:
-            proxy.cut_next_answer = proxy.refuses = True
+            proxy.cut_next_response = proxy.refuses_connections = True
 
         with Escrow(engine, served.namesrv_address, group=topic) as escrow:
             event.listen(engine, "commit", lose, once=True)
@@ -221,15 +221,15 @@ def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
                 pay(escrow, topic, "a")
             assert raised.value.may_have_happened
             assert isinstance(raised.value.__cause__, DBAPIError)
-            proxy.refuses = False
-            settled(served)
-        assert saved(engine) == ["a"]
+            proxy.refuses_connections = False
+            wait_until_settled(served)
+        assert saved_ids(engine) == ["a"]
         engine.dispose()
-    assert delivered(served, topic) == [b"a", b"a again"]
+    assert delivered_bodies(served, topic) == [b"a", b"a again"]
 
 
 def test_a_database_that_stops_before_the_commit_has_rolled_back(
-    served: Served, postgres: str
+    served: Server, postgres: str
 ) -> None:
     topic = new_topic("gone")
     engine = create_engine(postgres)
@@ -238,8 +238,8 @@ def test_a_database_that_stops_before_the_commit_has_rolled_back(
         with pytest.raises(DBAPIError):
             _pay_and_lose(escrow, engine, topic)
         assert open_halves(served) == 0  # the verdict was sent, no check was needed
-    assert saved(engine) == []
-    assert delivered(served, topic) == []
+    assert saved_ids(engine) == []
+    assert delivered_bodies(served, topic) == []
     engine.dispose()
 
 
@@ -263,7 +263,7 @@ def _pay_and_lose(escrow: Escrow, engine: Engine, topic: str) -> None:
 
 
 def test_another_process_of_the_group_answers_checks_before_it_sends(
-    served: Served, sqlite: Engine
+    served: Server, sqlite: Engine
 ) -> None:
     topic = new_topic("other")
     with Producer(served.namesrv_address, group=topic) as producer:
@@ -271,13 +271,13 @@ def test_another_process_of_the_group_answers_checks_before_it_sends(
         tx.send(Message(topic, b"a"))
     assert open_halves(served) == 1
     with Escrow(sqlite, served.namesrv_address, group=topic):
-        settled(served)
+        wait_until_settled(served)
     assert marked(sqlite) == [("tombstone", 0)]
-    assert delivered(served, topic) == []
+    assert delivered_bodies(served, topic) == []
 
 
 def test_a_half_of_another_producer_gets_no_verdict(
-    served: Served, sqlite: Engine, caplog: pytest.LogCaptureFixture
+    served: Server, sqlite: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_topic("strange")
     with Producer(served.namesrv_address, group=topic) as producer:
@@ -291,13 +291,13 @@ def test_a_half_of_another_producer_gets_no_verdict(
         again = producer.transaction()
         again.halves.extend(lost.halves)
         again.end(Verdict.COMMIT)
-    assert delivered(served, topic) == [b"a", b"b"]
+    assert delivered_bodies(served, topic) == [b"a", b"b"]
 
 
 # --- clean-up ------------------------------------------------------------------------------------
 
 
-def test_markers_are_purged_when_no_check_can_follow(served: Served, sqlite: Engine) -> None:
+def test_markers_are_purged_when_no_check_can_follow(served: Server, sqlite: Engine) -> None:
     clock = ManualClock()
     topic = new_topic("old")
     with Escrow(
@@ -314,7 +314,7 @@ def test_markers_are_purged_when_no_check_can_follow(served: Served, sqlite: Eng
         assert len(marked(sqlite)) == 1
 
 
-def test_markers_can_be_purged_after_the_acknowledgement(served: Served, sqlite: Engine) -> None:
+def test_markers_can_be_purged_after_the_acknowledgement(served: Server, sqlite: Engine) -> None:
     topic = new_topic("at-once")
     with Escrow(sqlite, served.namesrv_address, group="g-once", purge_acknowledged=True) as escrow:
         pay(escrow, topic, "a")
@@ -323,4 +323,4 @@ def test_markers_can_be_purged_after_the_acknowledgement(served: Served, sqlite:
         assert marked(sqlite) == []
         pay(escrow, topic, "b")
     assert marked(sqlite) == []
-    assert len(delivered(served, topic)) == 4
+    assert len(delivered_bodies(served, topic)) == 4

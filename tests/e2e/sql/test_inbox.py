@@ -14,8 +14,8 @@ from escrowmq.blocking import Consumer
 from escrowmq.clock import ManualClock
 from escrowmq.sql import Escrow, Inbox
 from escrowmq.sql.statements import inbox_table as rows
-from tests.support.brokers import Served
-from tests.support.sql_bank import message_called, new_topic, saved, transfers
+from tests.support.brokers import Server
+from tests.support.sql_bank import new_topic, received_message, saved_ids, transfers
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +31,12 @@ def seen(engine: Engine) -> list[str]:
 
 def test_a_message_that_comes_again_has_no_second_effect(engine: Engine) -> None:
     once = Inbox(engine, group="g").effect(credit)
-    assert once(message_called("m1", b"a")) is True
-    assert once(message_called("m1", b"a")) is False
-    assert once(message_called("M1", b"b")) is True
+    assert once(received_message("m1", b"a")) is True
+    assert once(received_message("m1", b"a")) is False
+    assert once(received_message("M1", b"b")) is True
     other = Inbox(engine, group="G").effect(credit)
-    assert other(message_called("m1", b"c")) is True
-    assert saved(engine) == ["a", "b", "c"]
+    assert other(received_message("m1", b"c")) is True
+    assert saved_ids(engine) == ["a", "b", "c"]
 
 
 def test_an_effect_that_failed_runs_again(engine: Engine) -> None:
@@ -47,17 +47,17 @@ def test_an_effect_that_failed_runs_again(engine: Engine) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Inbox(engine, group="g").effect(fails)(message_called("m1", b"a"))
+        Inbox(engine, group="g").effect(fails)(received_message("m1", b"a"))
     assert seen(engine) == []
-    assert saved(engine) == []
-    assert once(message_called("m1", b"a")) is True
+    assert saved_ids(engine) == []
+    assert once(received_message("m1", b"a")) is True
 
 
 def test_an_integrity_error_of_the_effect_is_raised(engine: Engine) -> None:
     once = Inbox(engine, group="g").effect(credit)
-    once(message_called("m1", b"a"))
+    once(received_message("m1", b"a"))
     with pytest.raises(IntegrityError):
-        once(message_called("m2", b"a"))
+        once(received_message("m2", b"a"))
     assert seen(engine) == ["m1"]
 
 
@@ -68,7 +68,7 @@ def test_of_two_concurrent_deliveries_one_has_its_effect(engine: Engine) -> None
 
     def take() -> None:
         begun.wait(20)
-        answers.append(box.effect(credit)(message_called("m1", b"a")))
+        answers.append(box.effect(credit)(received_message("m1", b"a")))
 
     threads = [threading.Thread(target=take) for _ in range(2)]
     for thread in threads:
@@ -76,21 +76,21 @@ def test_of_two_concurrent_deliveries_one_has_its_effect(engine: Engine) -> None
     for thread in threads:
         thread.join()
     assert sorted(answers) == [False, True]
-    assert saved(engine) == ["a"]
+    assert saved_ids(engine) == ["a"]
 
 
 def test_old_rows_are_purged(sqlite: Engine) -> None:
     clock = ManualClock()
     box = Inbox(sqlite, group="g", retention_ms=1000, clock=clock)
     once = box.effect(credit)
-    once(message_called("m1", b"a"))
+    once(received_message("m1", b"a"))
     clock.advance(ms=1001)
-    once(message_called("m2", b"b"))
+    once(received_message("m2", b"b"))
     assert box.purge() == 1
     assert seen(sqlite) == ["m2"]
 
 
-def test_a_consumer_is_run_through_it(served: Served, sqlite: Engine) -> None:
+def test_a_consumer_is_run_through_it(served: Server, sqlite: Engine) -> None:
     topic = new_topic("credits")
     failed: list[str] = []
     box = Inbox(sqlite, group=topic)
@@ -109,5 +109,5 @@ def test_a_consumer_is_run_through_it(served: Served, sqlite: Engine) -> None:
     with Consumer(served.namesrv_address, group=topic, subscribe={topic: "*"}) as consumer:
         box.run(consumer, flaky, limit=2)
     assert len(failed) == 1
-    assert len(saved(sqlite)) == 1
+    assert len(saved_ids(sqlite)) == 1
     assert failed[0] not in seen(sqlite)

@@ -1,4 +1,4 @@
-"""Look up brokers, routes and topics, and ask all brokers, against scripted servers."""
+"""Lookup of brokers, routes and topics, and requests to all brokers, with scripted servers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ UNREACHABLE = "127.0.0.1:1"
 
 
 def broker(name: str, **addresses: str) -> BrokerRoute:
-    """`m` is the address of the master, `r1` that of a replica."""
-    numbers = {"m": 0, "r1": 1}
+    """Return a broker. `m` is the address of its master, `r1` that of its first replica."""
+    broker_ids = {"m": 0, "r1": 1}
     return BrokerRoute(
         cluster="c",
         broker_name=name,
-        broker_addrs={numbers[role]: address for role, address in addresses.items()},
+        broker_addrs={broker_ids[role]: address for role, address in addresses.items()},
     )
 
 
 def name_server(*brokers: BrokerRoute, topics: tuple[str, ...] = ("orders",)) -> Respond:
+    """Return the script of a name server with these brokers, each of which has all topics."""
+
     def respond(request: Request[Any]) -> bytes:
         code = request.head.code
         if code == RequestCode.GET_BROKER_CLUSTER_INFO:
@@ -66,7 +68,7 @@ def test_brokers_are_the_masters_sorted_by_name() -> None:
 
 
 @pytest.mark.parametrize("separator", [";", ",", " ; "])
-def test_the_next_name_server_is_asked_if_one_fails(separator: str) -> None:
+def test_the_next_name_server_is_used_if_one_fails(separator: str) -> None:
     with ScriptedServer(name_server(broker("a", m="h:1"))) as server:
         servers = f"{UNREACHABLE}{separator}{server.address}"
         with Cluster(servers) as cluster:
@@ -74,7 +76,7 @@ def test_the_next_name_server_is_asked_if_one_fails(separator: str) -> None:
             assert cluster.topics() == ["orders"]
 
 
-def test_the_next_name_server_is_asked_if_one_knows_no_broker() -> None:
+def test_the_next_name_server_is_used_if_one_has_no_broker() -> None:
     with (
         ScriptedServer(name_server()) as empty,
         ScriptedServer(name_server(broker("a", m="h:1"))) as server,
@@ -83,12 +85,12 @@ def test_the_next_name_server_is_asked_if_one_knows_no_broker() -> None:
         assert [entry.name for entry in cluster.brokers()] == ["a"]
 
 
-def test_every_reason_is_given_if_no_name_server_knows_a_broker() -> None:
+def test_the_error_has_the_reason_of_every_name_server_if_none_has_a_broker() -> None:
     with ScriptedServer(name_server()) as empty, Cluster([UNREACHABLE, empty.address]) as cluster:
-        with pytest.raises(NotSent) as caught:
+        with pytest.raises(NotSent) as refused:
             cluster.brokers()
-        assert f"{UNREACHABLE} cannot be reached" in str(caught.value)
-        assert f"{empty.address} knows no broker" in str(caught.value)
+        assert f"{UNREACHABLE} cannot be reached" in str(refused.value)
+        assert f"{empty.address} knows no broker" in str(refused.value)
 
 
 def test_a_name_server_that_refuses_access_is_not_taken_for_one_that_is_not_there() -> None:
@@ -138,18 +140,18 @@ def test_an_unknown_topic_has_no_route() -> None:
     with (
         ScriptedServer(name_server()) as server,
         Cluster(server.address) as cluster,
-        pytest.raises(NoRoute, match="nowhere"),
+        pytest.raises(NoRoute, match="missing-topic"),
     ):
-        cluster.route("nowhere")
+        cluster.route("missing-topic")
 
 
-def test_a_broker_that_fails_does_not_hide_the_answers_of_the_others() -> None:
+def test_a_broker_that_fails_does_not_hide_the_responses_of_the_others() -> None:
     with ScriptedServer(lambda request: encode_response(request)) as healthy:
         respond = name_server(broker("a", m=UNREACHABLE), broker("b", m=healthy.address))
         with ScriptedServer(respond) as server, Cluster(server.address) as cluster:
             for _ in range(2):  # a repeated failure is listed once
-                answers = cluster.ask_all(runtime_code)
-            assert [(entry.name, code) for entry, code in answers] == [("b", 0)]
+                responses = cluster.ask_all(runtime_code)
+            assert [(entry.name, code) for entry, code in responses] == [("b", 0)]
             [failure] = cluster.failures
             assert failure.broker.name == "a"
             assert str(failure).startswith(f"{UNREACHABLE} cannot be reached")
@@ -170,7 +172,7 @@ def test_a_refusal_with_an_ignored_code_is_no_failure() -> None:
         assert str(failure) == f"{server.address}: none"
 
 
-def test_connections_are_kept_and_replaced_once_they_are_closed() -> None:
+def test_connections_are_reused_and_replaced_when_they_are_closed() -> None:
     with (
         ScriptedServer(lambda request: encode_response(request)) as server,
         Cluster("", broker=server.address) as cluster,

@@ -1,4 +1,4 @@
-"""Find messages, and follow a topic over brokers that fail and come back."""
+"""Lookup of messages, and tailing a topic whose brokers fail and come back."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessageResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.support.fake_broker import FakeBroker, json_response
+from tests.support.scripted_broker import ScriptedBroker, json_response
 
 HOST = encode_host("127.0.0.1", 10911)
 
 
 def record(body: bytes, queue_offset: int, *, stored_ms: int = 1_000, queue_id: int = 0) -> bytes:
-    new = NewRecord(topic="orders", queue_id=queue_id, body=body, properties=b"", born_host=HOST)
-    return encode_record(new, queue_offset, 4096 + queue_offset, stored_ms, HOST)
+    """Return an encoded record of topic `orders`."""
+    message = NewRecord("orders", queue_id, body, born_host=HOST)
+    return encode_record(message, queue_offset, 4096 + queue_offset, stored_ms, HOST)
 
 
 class Queues:
-    """Queues that answer pulls. A message is None if the filter of the pull skips it."""
+    """Queues that respond to pulls. A message is None if the filter of the pull skips it."""
 
     def __init__(self, *queues: list[tuple[bytes, int] | None]) -> None:
         self.queues = queues
@@ -35,7 +36,7 @@ class Queues:
     def pull(self, request: Request[Any]) -> bytes:
         header = request.head.fields
         messages, begin = self.queues[header.queue_id], header.queue_offset
-        end = min(len(messages), begin + 2)  # two messages for each pull
+        end = min(len(messages), begin + 2)  # at most two messages per pull
         matching = [
             record(message[0], number, stored_ms=message[1], queue_id=header.queue_id)
             for number, message in enumerate(messages[begin:end], begin)
@@ -53,7 +54,7 @@ class Queues:
         return encode_response(request, fields, code=code, body=b"".join(matching))
 
 
-def serve(broker: FakeBroker, queues: Queues) -> None:
+def serve(broker: ScriptedBroker, queues: Queues) -> None:
     broker.serve_topic("orders", *((0, len(messages)) for messages in queues.queues))
     broker.responses[RequestCode.PULL_MESSAGE] = queues.pull
 
@@ -67,7 +68,7 @@ def poll_all(tail: MessageTail) -> list[bytes]:
 
 def test_a_tail_reads_all_queues_from_the_beginning() -> None:
     queues = Queues([(b"a", 1), (b"c", 3), (b"d", 4)], [(b"b", 2)])
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, queues)
         tail = MessageTail(cluster, TailRequest("orders", EARLIEST), ManualClock())
         assert poll_all(tail) == [b"a", b"b", b"c", b"d"]
@@ -75,7 +76,7 @@ def test_a_tail_reads_all_queues_from_the_beginning() -> None:
 
 def test_a_tail_from_the_end_shows_only_new_messages() -> None:
     messages: list[tuple[bytes, int] | None] = [(b"old", 1)]
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, Queues(messages))
         tail = MessageTail(cluster, TailRequest("orders", LATEST), ManualClock())
         assert tail.poll() == []
@@ -83,19 +84,19 @@ def test_a_tail_from_the_end_shows_only_new_messages() -> None:
         assert poll_all(tail) == [b"new"]
 
 
-def test_messages_behind_skipped_ones_are_found_in_one_poll() -> None:
+def test_one_poll_reads_past_messages_that_the_filter_skips() -> None:
     queues = Queues([None, None, None, None, None, (b"match", 1)])
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, queues)
         tail = MessageTail(cluster, TailRequest("orders", EARLIEST, "A"), ManualClock())
         assert [bytes(message.record.body) for message in tail.poll()] == [b"match"]
 
 
-def test_a_broker_that_fails_continues_where_it_was() -> None:
+def test_after_a_failure_a_broker_is_read_from_where_it_was() -> None:
     clock = ManualClock()
     messages: list[tuple[bytes, int] | None] = [(b"a", 1)]
     queues = Queues(messages)
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, queues)
         tail = MessageTail(cluster, TailRequest("orders", EARLIEST), clock)
         assert poll_all(tail) == [b"a"]
@@ -104,14 +105,14 @@ def test_a_broker_that_fails_continues_where_it_was() -> None:
         assert len(cluster.failures) == 1
         messages.append((b"b", 2))
         serve(broker, queues)
-        assert tail.poll() == []  # it is asked again after some seconds only
+        assert tail.poll() == []  # a broker that failed is left alone for some seconds
         clock.advance(ms=6_000)
         assert poll_all(tail) == [b"b"]
 
 
 def test_a_queue_that_is_created_later_is_read_from_its_beginning() -> None:
     clock = ManualClock()
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, Queues([(b"old", 1)]))
         tail = MessageTail(cluster, TailRequest("orders", LATEST), clock)
         assert tail.poll() == []
@@ -121,14 +122,14 @@ def test_a_queue_that_is_created_later_is_read_from_its_beginning() -> None:
 
 
 def test_a_tail_of_an_unknown_topic_is_an_error() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve(broker, Queues([]))
-        with pytest.raises(NoRoute, match="there is no topic nowhere"):
-            MessageTail(cluster, TailRequest("nowhere"), ManualClock()).poll()
+        with pytest.raises(NoRoute, match="there is no topic missing-topic"):
+            MessageTail(cluster, TailRequest("missing-topic"), ManualClock()).poll()
 
 
 def test_an_id_with_the_address_of_a_broker_is_a_position_in_its_log() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.VIEW_MESSAGE_BY_ID] = json_response(record(b"x", 3))
         host, _, port = broker.address.rpartition(":")
         offset_id = encode_offset_id(encode_host(host, int(port)), 4099)
@@ -138,7 +139,7 @@ def test_an_id_with_the_address_of_a_broker_is_a_position_in_its_log() -> None:
 
 
 def test_any_other_id_is_a_unique_key() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.QUERY_MESSAGE] = json_response(record(b"x", 3))
         offset_id = encode_offset_id(encode_host("10.9.8.7", 1), 4099)
         [message] = find_by_id(cluster, offset_id, "orders")
@@ -147,9 +148,9 @@ def test_any_other_id_is_a_unique_key() -> None:
         assert (header.key, header.is_unique_key) == (offset_id, True)
 
 
-def test_a_pull_that_starts_behind_the_offset_finds_nothing() -> None:
-    """A broker may return the next message that is still stored."""
-    with FakeBroker() as broker, broker.cluster() as cluster:
+def test_an_expired_offset_finds_nothing() -> None:
+    """A broker may return the next message instead, if the requested one has expired."""
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.PULL_MESSAGE] = json_response(record(b"x", 3))
         assert find_by_offset(cluster, "orders", 0, 2) == []
         assert len(find_by_offset(cluster, "orders", 0, 3)) == 1

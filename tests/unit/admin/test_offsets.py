@@ -1,4 +1,4 @@
-"""Plan and apply a reset of a consumer group."""
+"""Resets of consumer groups: planning and applying."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import OffsetResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.support.fake_broker import FakeBroker, json_response, queue
+from tests.support.scripted_broker import ScriptedBroker, json_response, queue_name
 
 TIME_MS = 1_700_000_000_000
 
 
 def progress(**consumer_offsets: int) -> bytes:
-    """The offsets of a group, by topic and in queue 0."""
+    """Return the progress of a group in queue 0 of these topics. RETRY_ stands for %RETRY%."""
     table = {
-        queue(topic.replace("RETRY_", "%RETRY%"), 0): ConsumeOffset(
+        queue_name(topic.replace("RETRY_", "%RETRY%"), 0): ConsumeOffset(
             broker_offset=9, consumer_offset=offset, pull_offset=0, last_timestamp=0
         )
         for topic, offset in consumer_offsets.items()
@@ -29,7 +29,7 @@ def progress(**consumer_offsets: int) -> bytes:
     return encode_queue_table(table)
 
 
-def serve_group(broker: FakeBroker, body: bytes) -> None:
+def serve_group(broker: ScriptedBroker, body: bytes) -> None:
     broker.responses[RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG] = json_response(
         b'{"subscriptionGroupTable":{"pay":{"groupName":"pay"}}}'
     )
@@ -42,32 +42,28 @@ def serve_group(broker: FakeBroker, body: bytes) -> None:
 
 @pytest.mark.parametrize(("target", "new_offset"), [(EARLIEST, 2), (LATEST, 9), (TIME_MS, 7)])
 def test_a_plan_has_the_old_and_the_new_offset(target: StartPosition, new_offset: int) -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve_group(broker, progress(orders=5))
         [change] = plan_reset(cluster, "pay", None, target)
-    assert (change.queue, change.old_offset, change.new_offset) == (
-        queue("orders", 0),
-        5,
-        new_offset,
-    )
+    assert change.queue == queue_name("orders", 0)
+    assert (change.old_offset, change.new_offset) == (5, new_offset)
 
 
 def test_the_retry_topic_is_reset_only_if_it_is_named() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve_group(broker, progress(orders=5, RETRY_pay=1))
-        assert [change.queue.topic for change in plan_reset(cluster, "pay", None, LATEST)] == [
-            "orders"
-        ]
+        [change] = plan_reset(cluster, "pay", None, LATEST)
+        assert change.queue.topic == "orders"
         broker.serve_topic("%RETRY%pay", (0, 3))
         [change] = plan_reset(cluster, "pay", "%RETRY%pay", LATEST)
         assert (change.queue.topic, change.new_offset) == ("%RETRY%pay", 3)
 
 
 def test_a_group_that_no_broker_has_is_an_error() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve_group(broker, progress())
-        with pytest.raises(NoRoute, match="there is no group nope"):
-            plan_reset(cluster, "nope", None, EARLIEST)
+        with pytest.raises(NoRoute, match="there is no group missing-group"):
+            plan_reset(cluster, "missing-group", None, EARLIEST)
 
 
 @pytest.mark.parametrize(("target", "timestamp"), [(EARLIEST, 0), (LATEST, -1), (TIME_MS, TIME_MS)])
@@ -76,14 +72,14 @@ def test_a_reset_is_sent_as_a_timestamp(target: StartPosition, timestamp: int) -
 
     def reset(request: Request[Any]) -> bytes:
         resets.append(request.head.fields)
-        return encode_response(request, body=encode_queue_table({queue("orders", 0): 2}))
+        return encode_response(request, body=encode_queue_table({queue_name("orders", 0): 2}))
 
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         serve_group(broker, progress(orders=5))
         broker.responses[RequestCode.INVOKE_BROKER_TO_RESET_OFFSET] = reset
         changes = plan_reset(cluster, "pay", None, target)
         [applied] = apply_reset(cluster, "pay", changes, target)
-    assert (applied.queue, applied.offset) == (queue("orders", 0), 2)
+    assert (applied.queue, applied.offset) == (queue_name("orders", 0), 2)
     [header] = resets
     assert (header.topic, header.group, header.timestamp) == ("orders", "pay", timestamp)
     assert header.is_force  # otherwise a broker refuses to move forward

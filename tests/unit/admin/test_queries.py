@@ -1,4 +1,4 @@
-"""Questions to one broker: what is left out, and what is an error."""
+"""Queries to one broker: which entries are omitted, and which responses are errors."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from escrowmq.remoting.bodies_admin import ClientEntry, ConsumeOffset, ConsumerC
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.support.fake_broker import FakeBroker, json_response, queue
+from tests.support.scripted_broker import ScriptedBroker, json_response, queue_name
 
 
-def test_topics_that_do_not_exist_are_left_out() -> None:
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+def test_topics_that_do_not_exist_are_omitted() -> None:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.serve_topic("orders", (0, 5), (2, 3))
-        offsets = topic_offsets(connection, ["gone", "orders"])
+        offsets = topic_offsets(connection, ["deleted", "orders"])
     assert list(offsets) == ["orders"]
-    assert offsets["orders"][queue("orders", 1)].min_offset == 2
+    assert offsets["orders"][queue_name("orders", 1)].min_offset == 2
 
 
 def test_any_other_refusal_is_raised() -> None:
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.responses[RequestCode.GET_TOPIC_STATS_INFO] = lambda request: encode_response(
             request, code=ResponseCode.NO_PERMISSION, remark="not allowed"
         )
@@ -40,9 +40,9 @@ def test_any_other_refusal_is_raised() -> None:
             topic_offsets(connection, ["orders"])
 
 
-def test_groups_without_connected_members_are_left_out() -> None:
+def test_groups_without_connected_members_are_omitted() -> None:
     def respond(request: Request[Any]) -> bytes:
-        if request.head.fields.consumer_group == "asleep":
+        if request.head.fields.consumer_group == "offline":
             return encode_response(request, code=ResponseCode.CONSUMER_NOT_ONLINE)
         client = ClientEntry(client_id="c1", client_addr="h:1", language="PYTHON", version=1)
         body = ConsumerConnections(
@@ -54,29 +54,31 @@ def test_groups_without_connected_members_are_left_out() -> None:
         )
         return encode_response(request, body=encode_body(body))
 
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.responses[RequestCode.GET_CONSUMER_CONNECTION_LIST] = respond
-        connections = consumer_connections(connection, ["asleep", "awake"])
-    assert list(connections) == ["awake"]
-    assert [client.client_id for client in connections["awake"].connection_set] == ["c1"]
+        connections = consumer_connections(connection, ["offline", "online"])
+    assert list(connections) == ["online"]
+    assert [client.client_id for client in connections["online"].connection_set] == ["c1"]
 
 
-def test_a_response_that_is_no_object_is_refused() -> None:
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+def test_a_response_that_is_not_an_object_is_an_error() -> None:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.responses[RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG] = json_response(b"[1]")
         with pytest.raises(BrokenBody, match="not a JSON object but list"):
             group_configs(connection)
 
 
-def test_settings_are_read_from_properties_with_comments() -> None:
-    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+def test_settings_are_parsed_without_comments_and_invalid_lines() -> None:
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
         broker.responses[RequestCode.GET_BROKER_CONFIG] = json_response(
-            b"#Wed Jan 1\nlistenPort=10911\n secret = ***\nodd line\n"
+            b"#Wed Jan 1\nlistenPort=10911\n secret = ***\ninvalid line\n"
         )
         assert broker_settings(connection) == {"listenPort": "10911", "secret": "***"}
 
 
-def test_a_group_that_is_ahead_of_a_deleted_queue_has_no_negative_lag() -> None:
+def test_the_lag_of_a_queue_is_never_negative() -> None:
+    """A group is ahead of a queue that was deleted and created again."""
+
     def offset(broker_offset: int, consumer_offset: int) -> ConsumeOffset:
         return ConsumeOffset(
             broker_offset=broker_offset,

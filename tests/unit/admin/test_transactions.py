@@ -1,4 +1,4 @@
-"""List transactions page by page, and decide many of them."""
+"""Transactions of a cluster: listing them page by page, and deciding many of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.support.fake_broker import FakeBroker
+from tests.support.scripted_broker import ScriptedBroker
 
 
 def entry(transaction_id: str, state: str = "open") -> TransactionEntry:
@@ -41,6 +41,8 @@ def entry(transaction_id: str, state: str = "open") -> TransactionEntry:
 
 
 def pages(*contents: list[TransactionEntry]) -> Any:
+    """Return a responder that sends one of these pages for each request."""
+
     def respond(request: Request[Any]) -> bytes:
         number = max(0, request.head.fields.after)
         has_more = number + 1 < len(contents)
@@ -60,7 +62,7 @@ def listed_ids(cluster: Cluster, state: str | None = None) -> list[str]:
 
 
 def test_a_list_is_read_page_by_page() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.LIST_TRANSACTIONS] = pages(
             [entry("A"), entry("B")], [entry("C")]
         )
@@ -68,15 +70,15 @@ def test_a_list_is_read_page_by_page() -> None:
 
 
 def test_a_decided_transaction_whose_half_was_moved_is_listed_once() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.LIST_TRANSACTIONS] = pages(
             [entry("A", "committed"), entry("B", "committed")], [entry("A", "committed")]
         )
         assert listed_ids(cluster, "committed") == ["A", "B"]
 
 
-def test_a_broker_without_such_requests_is_a_failure() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+def test_a_broker_that_does_not_support_the_request_is_a_failure() -> None:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.LIST_TRANSACTIONS] = lambda request: encode_response(
             request, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         )
@@ -86,7 +88,7 @@ def test_a_broker_without_such_requests_is_a_failure() -> None:
 
 
 def test_a_transaction_that_a_broker_does_not_have_is_no_failure() -> None:
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.SHOW_TRANSACTION] = lambda request: encode_response(
             request, code=ResponseCode.QUERY_NOT_FOUND, remark="none"
         )
@@ -117,7 +119,7 @@ def test_each_decision_has_its_own_result() -> None:
         )
         return encode_response(request, header)
 
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.SETTLE_TRANSACTION] = respond
         results = settle(cluster, "A", "B", "C")
     assert [(result.state, result.was_already_decided, result.error) for result in results] == [
@@ -134,7 +136,7 @@ def test_a_connection_that_breaks_leaves_the_remaining_decisions_unknown() -> No
         header = SettleTransactionResponse(transaction_id="A", state="committed")
         return encode_response(request, header)
 
-    with FakeBroker() as broker, broker.cluster() as cluster:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.responses[RequestCode.SETTLE_TRANSACTION] = respond
         results = settle(cluster, "A", "B", "C")
     assert [result.state for result in results] == ["committed", "", ""]

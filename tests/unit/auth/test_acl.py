@@ -1,4 +1,4 @@
-"""ACL files of both RocketMQ generations: what accounts may do, and which files are refused."""
+"""ACL files in the formats of RocketMQ 4 and 5: permissions, and files that are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from escrowmq.auth.acl import Action, AddressPatterns, Permission, ResourceType, parse_rules
 from escrowmq.errors import InvalidAccessRules
 
-PLAIN = """
+PLAIN_ACL = """
 globalWhiteRemoteAddresses:
 - 10.10.103.*
 - 192.168.0.*
@@ -30,7 +30,7 @@ accounts:
   whiteRemoteAddress: 192.168.1.*
   admin: true
 """
-HERE = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 
 
 def topic(name: str, actions: Action) -> Permission:
@@ -45,7 +45,7 @@ ADMIN = Permission(ResourceType.CLUSTER, "DefaultCluster", Action.UPDATE)
 
 
 @pytest.mark.parametrize(
-    ("permission", "granted"),
+    ("permission", "is_granted"),
     [
         (topic("topicA", Action.PUB), False),
         (topic("topicA", Action.SUB), False),
@@ -65,31 +65,31 @@ ADMIN = Permission(ResourceType.CLUSTER, "DefaultCluster", Action.UPDATE)
     ids=str,
 )
 def test_a_plain_account_has_the_permissions_that_are_listed(
-    permission: Permission, granted: bool
+    permission: Permission, is_granted: bool
 ) -> None:
-    rules = parse_rules(PLAIN)
-    assert rules.accounts["RocketMQ"].allows(permission, HERE) is granted
-    assert rules.accounts["rocketmq2"].allows(permission, HERE) is True
+    rules = parse_rules(PLAIN_ACL)
+    assert rules.accounts["RocketMQ"].allows(permission, LOCALHOST) is is_granted
+    assert rules.accounts["rocketmq2"].allows(permission, LOCALHOST) is True
 
 
 def test_a_secret_of_digits_keeps_its_leading_zero() -> None:
-    assert parse_rules(PLAIN).accounts["RocketMQ"].secret_key.reveal() == "01234567"
+    assert parse_rules(PLAIN_ACL).accounts["RocketMQ"].secret_key.reveal() == "01234567"
 
 
 def test_an_administrator_with_listed_permissions_has_only_those() -> None:
-    """As in RocketMQ."""
+    """RocketMQ does the same."""
     account = parse_rules(
         "accounts: [{accessKey: operator, secretKey: 12345678, admin: true, topicPerms: [a=SUB]}]"
     ).accounts["operator"]
-    assert account.allows(ADMIN, HERE)
-    assert account.allows(topic("a", Action.SUB), HERE)
-    assert not account.allows(topic("b", Action.PUB), HERE)
+    assert account.allows(ADMIN, LOCALHOST)
+    assert account.allows(topic("a", Action.SUB), LOCALHOST)
+    assert not account.allows(topic("b", Action.PUB), LOCALHOST)
 
 
 USERS = """
 users:
 - {username: root, password: rootroot, userType: Super}
-- {username: gone, password: gonegone, userType: Super, userStatus: disable}
+- {username: former, password: formerformer, userType: Super, userStatus: disable}
 - {username: alice, password: alicealice}
 acls:
 - subject: User:alice
@@ -109,29 +109,29 @@ acls:
 
 
 @pytest.mark.parametrize(
-    ("permission", "host", "granted"),
+    ("permission", "host", "is_granted"),
     [
-        (topic("orders", Action.PUB), HERE, True),
-        (topic("orders-secret", Action.PUB), HERE, False),  # the most specific entry decides
+        (topic("orders", Action.PUB), LOCALHOST, True),
+        (topic("orders-secret", Action.PUB), LOCALHOST, False),  # the most specific entry decides
         (topic("inner", Action.SUB), "10.1.2.3", True),
         (topic("inner", Action.SUB), "11.1.2.3", False),
-        (topic("any", Action.GET), HERE, True),  # no custom entry matches
-        (topic("any", Action.PUB), HERE, False),
-        (topic("orders", Action.GET), HERE, True),
-        (group("g", Action.SUB), HERE, True),
-        (group("g", Action.SUB), "192.168.9.9", False),  # of two equally specific ones, Deny wins
-        (Permission(ResourceType.CLUSTER, "DefaultCluster", Action.GET), HERE, True),
-        (ADMIN, HERE, False),
+        (topic("any", Action.GET), LOCALHOST, True),  # no custom entry matches
+        (topic("any", Action.PUB), LOCALHOST, False),
+        (topic("orders", Action.GET), LOCALHOST, True),
+        (group("g", Action.SUB), LOCALHOST, True),
+        (group("g", Action.SUB), "192.168.9.9", False),  # Deny wins over an equally specific Allow
+        (Permission(ResourceType.CLUSTER, "DefaultCluster", Action.GET), LOCALHOST, True),
+        (ADMIN, LOCALHOST, False),
     ],
     ids=str,
 )
 def test_a_user_has_the_permissions_of_its_policies(
-    permission: Permission, host: str, granted: bool
+    permission: Permission, host: str, is_granted: bool
 ) -> None:
     rules = parse_rules(USERS)
-    assert rules.accounts["alice"].allows(permission, host) is granted
+    assert rules.accounts["alice"].allows(permission, host) is is_granted
     assert rules.accounts["root"].allows(permission, host) is True
-    assert rules.accounts["gone"].is_enabled is False
+    assert rules.accounts["former"].is_enabled is False
 
 
 SECRET = "hush-hush-1234"
@@ -167,19 +167,19 @@ SECRET = "hush-hush-1234"
     ],
 )
 def test_an_invalid_file_is_refused_without_quoting_secrets(text: str, message: str) -> None:
-    with pytest.raises(InvalidAccessRules, match=message) as caught:
+    with pytest.raises(InvalidAccessRules, match=message) as refused:
         parse_rules(text)
-    assert SECRET not in f"{caught.value!r}"
-    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    assert SECRET not in f"{refused.value!r}"
+    assert refused.value.__context__ is None or refused.value.__suppress_context__
 
 
 def test_rules_do_not_show_their_secrets() -> None:
-    assert "01234567" not in repr(parse_rules(PLAIN))
+    assert "01234567" not in repr(parse_rules(PLAIN_ACL))
     assert "alicealice" not in repr(parse_rules(USERS))
 
 
 @pytest.mark.parametrize(
-    ("pattern", "inside", "outside"),
+    ("pattern", "matching", "not_matching"),
     [
         ("*", ["1.2.3.4", "::1"], ["", "name"]),
         ("192.168.0.7", ["192.168.0.7", "::ffff:192.168.0.7"], ["192.168.0.70", "92.168.0.7"]),
@@ -195,11 +195,11 @@ def test_rules_do_not_show_their_secrets() -> None:
     ],
 )
 def test_a_pattern_matches_its_addresses(
-    pattern: str, inside: list[str], outside: list[str]
+    pattern: str, matching: list[str], not_matching: list[str]
 ) -> None:
     addresses = AddressPatterns([pattern])
-    assert [host for host in inside if host not in addresses] == []
-    assert [host for host in outside if host in addresses] == []
+    assert [host for host in matching if host not in addresses] == []
+    assert [host for host in not_matching if host in addresses] == []
 
 
 @pytest.mark.parametrize(

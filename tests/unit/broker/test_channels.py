@@ -1,4 +1,4 @@
-"""The fake channel of the tests keeps the promises of the real connection."""
+"""The fake channel of the tests records exactly what a real connection sends."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from escrowmq.broker.dispatch import Channel
 from escrowmq.clock import ManualClock
 from escrowmq.config import NetworkConfig
 from escrowmq.errors import LocalProtocolError
-from escrowmq.remoting.codes import FLAG_ONEWAY, ResponseCode
+from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.command import decode_command
 from escrowmq.remoting.frame import FRAME_LENGTH_MAX, Frame, FrameDecoder
 from escrowmq.remoting.headers import OffsetResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.server.remoting_server import RemotingServer, RequestHandler, ServerConnection
-from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_pull, a_send
+from tests.interop.remoting import Response
+from tests.support.broker_requests import FakeChannel, pull_request, send_request
 from tests.support.stores import HOST
 
-# What only the front knows of its broker; the fake leaves it out.
-FRONT_FIELDS = ("MSG_REGION", "TRACE_ON")
+# The server adds these fields when it encodes a response; the fake omits them.
+SERVER_FIELDS = ("MSG_REGION", "TRACE_ON")
 
-Response = Callable[[Channel, Request[Any]], None]
+Respond = Callable[[Channel, Request[Any]], None]
 
-RESPONSES: dict[str, Response] = {
+RESPONSES: dict[str, Respond] = {
     "success": lambda channel, request: channel.respond(request),
     "header": lambda channel, request: channel.respond(request, OffsetResponse(offset=7)),
     "error": lambda channel, request: channel.respond(
@@ -54,8 +54,8 @@ RESPONSES: dict[str, Response] = {
 }
 
 
-class Transport:
-    """Collects what a connection writes."""
+class CollectingTransport:
+    """A transport that collects what a connection writes."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -77,15 +77,17 @@ class Transport:
         return 0
 
 
-def real_responses(respond: Response, request: Request[Any]) -> list[Answer]:
+def real_responses(respond: Respond, request: Request[Any]) -> list[Response]:
+    """Return what a server connection writes, decoded."""
+
     async def run() -> bytes:
         server = RemotingServer(
-            cast(RequestHandler, None),  # no request arrives here
+            cast(RequestHandler, None),  # not called: no request arrives on this connection
             ManualClock(),
             NetworkConfig(),
             send_response_encoder=SendResponseEncoder(store_host=HOST),
         )
-        connection, transport = ServerConnection(server), Transport()
+        connection, transport = ServerConnection(server), CollectingTransport()
         connection.connection_made(cast(asyncio.Transport, transport))
         respond(connection, request)
         connection.flush()
@@ -94,38 +96,38 @@ def real_responses(respond: Response, request: Request[Any]) -> list[Answer]:
     decoder = FrameDecoder(Frame)
     decoder.receive(asyncio.run(run()))
     return [
-        Answer(command.code, command.remark, command.ext_fields, bytes(frame.body))
+        Response(command.code, command.remark, command.ext_fields, bytes(frame.body))
         for frame in decoder.frames()
         for command in [decode_command(frame.serializer, frame.header)]
     ]
 
 
-def fake_responses(respond: Response, request: Request[Any]) -> list[Answer]:
+def fake_responses(respond: Respond, request: Request[Any]) -> list[Response]:
     channel = FakeChannel()
     respond(channel, request)
-    return channel.answers()
+    return channel.responses()
 
 
 @pytest.mark.parametrize("name", RESPONSES)
 def test_the_fake_channel_records_what_the_real_one_sends(name: str) -> None:
-    [real] = real_responses(RESPONSES[name], a_pull())
-    [fake] = fake_responses(RESPONSES[name], a_pull())
-    for field in FRONT_FIELDS:
+    [real] = real_responses(RESPONSES[name], pull_request())
+    [fake] = fake_responses(RESPONSES[name], pull_request())
+    for field in SERVER_FIELDS:
         real.ext_fields.pop(field, None)
     assert fake == real
 
 
 @pytest.mark.parametrize("name", RESPONSES)
 def test_a_one_way_request_gets_no_response(name: str) -> None:
-    request = a_send(one_way=FLAG_ONEWAY)
+    request = send_request(one_way=True)
     assert real_responses(RESPONSES[name], request) == []
     assert fake_responses(RESPONSES[name], request) == []
 
 
-def test_a_response_that_no_frame_can_hold_is_refused() -> None:
+def test_a_response_that_is_too_large_for_a_frame_is_refused() -> None:
     def respond(channel: Channel, request: Request[Any]) -> None:
         channel.respond(request, body=bytes(FRAME_LENGTH_MAX + 1))
 
     for responses in (real_responses, fake_responses):
         with pytest.raises(LocalProtocolError):
-            responses(respond, a_pull())
+            responses(respond, pull_request())

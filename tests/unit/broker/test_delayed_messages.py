@@ -1,4 +1,4 @@
-"""Delayed messages: where they are stored, when they are delivered, and after a restart."""
+"""Delayed messages: where they wait, when they are delivered, and what a restart does to them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HOUR_MS = 3_600_000
 
 
 class Bench:
-    """Delayed messages with their store. Like the broker, it appends what is due."""
+    """Delayed messages with their store. Like the broker, `deliver` appends what is due."""
 
     def __init__(self, config: DelayConfig | None = None) -> None:
         self.disk = MemoryDisk()
         self.config = config or DelayConfig()
-        self._open()
+        self.open()
 
-    def _open(self) -> None:
+    def open(self) -> None:
         self.store = open_store(self.disk)
         self.delays = DelayedMessages(self.store, delay_offsets_file(self.disk), self.config)
 
@@ -37,16 +37,18 @@ class Bench:
         if saved:
             self.delays.save()
         self.store.close()
-        self._open()
+        self.open()
 
-    def send(self, body: bytes, *, at_ms: int = NOW_MS, **given: str) -> None:
-        record = self.delays.redirect(self.record(body, **given), at_ms)
+    def send(self, body: bytes, *, at_ms: int = NOW_MS, **values: str) -> None:
+        record = self.delays.redirect(self.record(body, **values), at_ms)
         self.store.append([record], now_ms=at_ms)
 
-    def record(self, body: bytes, **given: str) -> NewRecord:
-        return sample(body=body, topic="T", queue_id=1, properties=properties(**given))
+    def record(self, body: bytes, **values: str) -> NewRecord:
+        """Return a record with these properties."""
+        return sample(body=body, topic="T", queue_id=1, properties=properties(**values))
 
     def deliver(self, at_ms: int) -> list[bytes]:
+        """Deliver the messages that are due, and return their bodies."""
         due = self.delays.find_due(at_ms)
         if due.records:
             self.store.append(due.records, now_ms=at_ms)
@@ -66,11 +68,11 @@ def bench() -> Bench:
 @pytest.mark.parametrize(
     ("level", "queue_id"), [("1", 0), ("2", 1), ("18", 17), ("19", 17), ("9" * 40, 17), ("007", 6)]
 )
-def test_a_level_has_a_queue_of_its_own(bench: Bench, level: str, queue_id: int) -> None:
+def test_each_level_has_its_own_queue(bench: Bench, level: str, queue_id: int) -> None:
     record = bench.delays.redirect(bench.record(b"x", DELAY=level, TAGS="a"), NOW_MS)
     assert (record.topic, record.queue_id) == (LEVELS, queue_id)
-    found = decode_properties(record.properties)
-    assert (found["REAL_TOPIC"], found["REAL_QID"], found["TAGS"]) == ("T", "1", "a")
+    values = decode_properties(record.properties)
+    assert (values["REAL_TOPIC"], values["REAL_QID"], values["TAGS"]) == ("T", "1", "a")
 
 
 @pytest.mark.parametrize("level", ["0", "-1", "one", "1.5", "\u0661"])
@@ -79,7 +81,7 @@ def test_an_invalid_level_does_not_delay(bench: Bench, level: str) -> None:
     assert bench.delays.redirect(record, NOW_MS) == record
 
 
-def test_with_fewer_levels_the_last_one_counts() -> None:
+def test_a_level_above_the_highest_counts_as_the_highest() -> None:
     bench = Bench(DelayConfig(delay_levels_ms=(1000, 2000)))
     record = bench.delays.redirect(bench.record(b"x", DELAY="5"), NOW_MS)
     assert record.queue_id == 1
@@ -92,7 +94,7 @@ def test_a_level_beyond_rocketmqs_eighteen_can_be_configured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "due_ms"),
+    ("delay", "due_ms"),
     [
         ({"TIMER_DELIVER_MS": str(NOW_MS + 1)}, NOW_MS + 1),
         ({"TIMER_DELAY_SEC": "2"}, NOW_MS + 2000),
@@ -100,18 +102,18 @@ def test_a_level_beyond_rocketmqs_eighteen_can_be_configured() -> None:
         ({"TIMER_DELAY_SEC": str(3 * 24 * 3600)}, NOW_MS + 3 * 24 * HOUR_MS),
     ],
 )
-def test_a_timer_is_stored_with_its_time(bench: Bench, given: dict[str, str], due_ms: int) -> None:
-    record = bench.delays.redirect(bench.record(b"x", **given), NOW_MS)
+def test_a_timer_is_stored_with_its_time(bench: Bench, delay: dict[str, str], due_ms: int) -> None:
+    record = bench.delays.redirect(bench.record(b"x", **delay), NOW_MS)
     assert (record.topic, record.queue_id) == (TIMERS, 0)
     assert decode_properties(record.properties)["TIMER_OUT_MS"] == str(due_ms)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "delay",
     [{"TIMER_DELIVER_MS": str(NOW_MS)}, {"TIMER_DELIVER_MS": "1"}, {"TIMER_DELAY_MS": "0"}],
 )
-def test_a_time_in_the_past_does_not_delay(bench: Bench, given: dict[str, str]) -> None:
-    record = bench.record(b"x", **given)
+def test_a_time_in_the_past_does_not_delay(bench: Bench, delay: dict[str, str]) -> None:
+    record = bench.record(b"x", **delay)
     assert bench.delays.redirect(record, NOW_MS) == record
 
 
@@ -131,12 +133,14 @@ def test_a_time_beyond_the_limit_is_refused(bench: Bench) -> None:
 
 def test_malformed_properties_beside_the_delay_are_kept(bench: Bench) -> None:
     """RocketMQ takes the text up to the first separator as the name, and the remainder as value."""
-    record = sample(topic="T", properties=b"odd\x01a\x01b\x02DELAY\x011\x02\x02nothing\x02")
-    rerouted = bench.delays.redirect(record, NOW_MS)
-    assert rerouted.topic == LEVELS
+    malformed = b"odd\x01a\x01b\x02"
+    record = sample(topic="T", properties=malformed + b"DELAY\x011\x02\x02nothing\x02")
+    redirected = bench.delays.redirect(record, NOW_MS)
+    assert redirected.topic == LEVELS
+    assert malformed in redirected.properties
 
 
-# --- when they come ------------------------------------------------------------------------------
+# --- when they are delivered ---------------------------------------------------------------------
 
 
 def test_a_level_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
@@ -144,7 +148,13 @@ def test_a_level_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
     assert bench.deliver(NOW_MS + 999) == []
     [record] = bench.delays.find_due(NOW_MS + 1000).records
     assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
-    assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
+    assert decode_properties(record.properties) == {
+        "TAGS": "a",
+        "UNIQ_KEY": "U",
+        "DELAY": "1",
+        "REAL_TOPIC": "T",
+        "REAL_QID": "1",
+    }
 
 
 def test_a_timer_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
@@ -152,7 +162,38 @@ def test_a_timer_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
     assert bench.deliver(NOW_MS + 69) == []
     [record] = bench.delays.find_due(NOW_MS + 70).records
     assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
-    assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
+    assert decode_properties(record.properties) == {
+        "TAGS": "a",
+        "UNIQ_KEY": "U",
+        "TIMER_DELAY_MS": "70",
+        "TIMER_OUT_MS": str(NOW_MS + 70),
+        "REAL_TOPIC": "T",
+        "REAL_QID": "1",
+    }
+
+
+def test_a_level_counts_and_a_timer_beside_it_is_dropped(bench: Bench) -> None:
+    bench.send(b"1", DELAY="1", TIMER_DELAY_MS="70")
+    [record] = bench.delays.find_due(NOW_MS + 1000).records
+    assert decode_properties(record.properties).keys() == {"DELAY", "REAL_TOPIC", "REAL_QID"}
+
+
+def test_a_message_with_the_properties_of_a_delivered_timer_is_not_delayed(bench: Bench) -> None:
+    bench.send(b"1", TIMER_DELAY_MS="70")
+    [delivered] = bench.delays.find_due(NOW_MS + 70).records
+    assert bench.delays.redirect(delivered, NOW_MS + 70) == delivered
+
+
+@pytest.mark.parametrize("given", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "70"}])
+def test_a_delivered_message_that_keeps_its_delay_is_delivered_once(
+    bench: Bench, given: dict[str, Any]
+) -> None:
+    bench.send(b"1", **given)
+    assert bench.deliver(NOW_MS + 1000) == [b"1"]
+    for at_ms in (NOW_MS + 1000, NOW_MS + HOUR_MS):
+        bench.restart()
+        assert bench.deliver(at_ms) == []
+    assert bench.store.max_offset("T", 1) == 1
 
 
 def test_a_level_keeps_the_order_of_its_queue(bench: Bench) -> None:
@@ -261,7 +302,7 @@ def test_offsets_are_saved_only_when_the_deliveries_are_durable(bench: Bench) ->
 def test_a_malformed_file_is_tolerated(bench: Bench, table: dict[str, Any]) -> None:
     delay_offsets_file(bench.disk).save(offsetTable=table)
     bench.store.close()
-    bench._open()
+    bench.open()
     bench.send(b"level", DELAY="2")
     assert bench.deliver(NOW_MS + 5000) == [b"level"]
     bench.store.close()

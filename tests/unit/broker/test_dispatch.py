@@ -28,10 +28,10 @@ from escrowmq.errors import (
     TransactionNotFound,
 )
 from escrowmq.message.keys import UniqueKeyGenerator
-from escrowmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import REQUESTS
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeChannel, a_pull, a_send
+from tests.support.broker_requests import FakeChannel, pull_request, send_request
 from tests.support.stores import HOST, open_store
 
 # Requests that a client sends in normal operation. All others are for administrators.
@@ -63,7 +63,7 @@ CLIENT_REQUESTS = {
     RequestCode.GET_EARLIEST_MSG_STORETIME,
     RequestCode.QUERY_MESSAGE,
     RequestCode.VIEW_MESSAGE_BY_ID,
-    # These need a permission of their own, which an administrator can give to others.
+    # These have their own permission, which an administrator can grant.
     RequestCode.LIST_TRANSACTIONS,
     RequestCode.SHOW_TRANSACTION,
     RequestCode.TRANSACTION_CURSORS,
@@ -94,17 +94,17 @@ def test_every_handler_has_a_permission(handlers: list[Handler]) -> None:
 
 
 def test_requests_that_are_not_for_clients_are_for_administrators(handlers: list[Handler]) -> None:
-    opened = {
+    client_codes = {
         handler.code
         for handler in handlers
         if handler.permission is not RequestPermissions.administrator
     }
-    assert opened == CLIENT_REQUESTS
+    assert client_codes == CLIENT_REQUESTS
 
 
 def test_only_sends_are_flow_controlled(handlers: list[Handler]) -> None:
-    limited = {handler.code for handler in handlers if handler.is_flow_controlled}
-    assert limited == {
+    limited_codes = {handler.code for handler in handlers if handler.is_flow_controlled}
+    assert limited_codes == {
         RequestCode.SEND_MESSAGE,
         RequestCode.SEND_MESSAGE_V2,
         RequestCode.SEND_BATCH_MESSAGE,
@@ -124,7 +124,7 @@ def test_only_sends_are_flow_controlled(handlers: list[Handler]) -> None:
         (CorruptRecord(1, "bad CRC"), ResponseCode.SYSTEM_ERROR),
         (TransactionNotFound("gone"), ResponseCode.QUERY_NOT_FOUND),
         (TransactionConflict("no", "committed"), ResponseCode.TRANSACTION_CONFLICT),
-        (EscrowError("unheard of"), None),
+        (EscrowError("no code"), None),
         (KeyError("a bug"), None),
     ],
 )
@@ -140,11 +140,11 @@ def test_a_handler_may_override_the_code_also_by_a_base_class() -> None:
 
 def respond(error: Exception) -> list[tuple[int, str]]:
     channel = FakeChannel()
-    respond_error(channel, a_pull(), error)
-    return [(answer.code, answer.remark) for answer in channel.answers()]
+    respond_error(channel, pull_request(), error)
+    return [(response.code, response.remark) for response in channel.responses()]
 
 
-def test_an_expected_error_is_responded_to_with_its_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_response_to_an_expected_error_has_its_text(caplog: pytest.LogCaptureFixture) -> None:
     assert respond(StoreFull("no room")) == [(ResponseCode.SERVICE_NOT_AVAILABLE, "no room")]
     assert caplog.records == []
 
@@ -159,6 +159,6 @@ def test_a_bug_is_logged_and_its_text_is_not_sent(caplog: pytest.LogCaptureFixtu
 
 def test_a_one_way_request_gets_no_error_response() -> None:
     channel = FakeChannel()
-    request = a_send(one_way=FLAG_ONEWAY)
+    request = send_request(one_way=True)
     assert respond_error(channel, request, StoreFull("full")) == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert channel.answers() == []
+    assert channel.responses() == []

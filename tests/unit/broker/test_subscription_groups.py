@@ -12,10 +12,10 @@ from tests.support.stores import NOW_MS
 
 def test_the_first_consumer_creates_its_group() -> None:
     groups = SubscriptionGroups(groups_file(MemoryDisk()), auto_create=True)
-    made = groups.get_or_create("g", now_ms=NOW_MS)
-    assert made == GroupConfig(group_name="g")
-    assert groups.find("g") is made
-    assert groups.get_or_create("g", now_ms=NOW_MS) is made
+    created = groups.get_or_create("g", now_ms=NOW_MS)
+    assert created == GroupConfig(group_name="g")
+    assert groups.find("g") is created
+    assert groups.get_or_create("g", now_ms=NOW_MS) is created
     assert groups.version.counter == 1
 
 
@@ -40,9 +40,9 @@ def test_groups_are_loaded_after_a_restart() -> None:
     assert groups.is_dirty
     groups.save()
     assert not groups.is_dirty
-    again = SubscriptionGroups(groups_file(disk), auto_create=True)
-    assert again.find("g") == GroupConfig(group_name="g", retry_max_times=3)
-    assert again.version == groups.version
+    reloaded = SubscriptionGroups(groups_file(disk), auto_create=True)
+    assert reloaded.find("g") == GroupConfig(group_name="g", retry_max_times=3)
+    assert reloaded.version == groups.version
 
 
 def test_a_system_group_of_the_file_is_not_overwritten() -> None:
@@ -50,6 +50,6 @@ def test_a_system_group_of_the_file_is_not_overwritten() -> None:
     groups = SubscriptionGroups(groups_file(disk), auto_create=True)
     groups.put(GroupConfig(group_name="TOOLS_CONSUMER", consume_enable=False), now_ms=NOW_MS)
     groups.save()
-    found = SubscriptionGroups(groups_file(disk), auto_create=True).find("TOOLS_CONSUMER")
-    assert found is not None
-    assert not found.consume_enable
+    group = SubscriptionGroups(groups_file(disk), auto_create=True).find("TOOLS_CONSUMER")
+    assert group is not None
+    assert not group.consume_enable

@@ -19,23 +19,25 @@ def topics(disk: MemoryDisk | None = None, *, auto_create: bool = True) -> Topic
     return TopicTable(topics_file(disk or MemoryDisk()), config)
 
 
-def make(table: TopicTable, name: str, *, template: str, queues: int) -> TopicConfig | None:
+def create(table: TopicTable, name: str, *, template: str, queues: int) -> TopicConfig | None:
     return table.get_or_create(name, template=template, queue_count=queues, now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
-    ("asked", "made"), [(4, 4), (8, 8), (100, 8), (1, 1), (0, 0), (-1, 0), (-(2**31), 0)]
+    ("requested", "queues"), [(4, 4), (8, 8), (100, 8), (1, 1), (0, 0), (-1, 0), (-(2**31), 0)]
 )
-def test_a_new_topic_has_as_many_queues_as_client_and_template_allow(asked: int, made: int) -> None:
-    topic = make(topics(), "T", template=TEMPLATE_TOPIC, queues=asked)
+def test_a_new_topic_has_as_many_queues_as_client_and_template_allow(
+    requested: int, queues: int
+) -> None:
+    topic = create(topics(), "T", template=TEMPLATE_TOPIC, queues=requested)
     assert topic is not None
-    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (made, made, 6)
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (queues, queues, 6)
 
 
 @pytest.mark.parametrize("template", ["", "no-such-topic", "BenchmarkTest", "T"])
 def test_no_topic_is_created_from_a_topic_that_is_not_a_template(template: str) -> None:
     table = topics()
-    assert make(table, "T", template=template, queues=4) is None
+    assert create(table, "T", template=template, queues=4) is None
     assert table.find("T") is None
 
 
@@ -43,7 +45,7 @@ def test_any_topic_with_the_inherit_bit_is_a_template() -> None:
     table = topics()
     pattern = TopicConfig(topic_name="P", read_queue_nums=3, write_queue_nums=2, perm=5)
     table.put(pattern, now_ms=NOW_MS)
-    topic = make(table, "T", template="P", queues=9)
+    topic = create(table, "T", template="P", queues=9)
     assert topic is not None
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (2, 2, 4)
 
@@ -51,7 +53,7 @@ def test_any_topic_with_the_inherit_bit_is_a_template() -> None:
 def test_without_auto_creation_there_is_no_template() -> None:
     table = topics(auto_create=False)
     assert table.find(TEMPLATE_TOPIC) is None
-    assert make(table, "T", template=TEMPLATE_TOPIC, queues=4) is None
+    assert create(table, "T", template=TEMPLATE_TOPIC, queues=4) is None
 
 
 def test_an_old_template_is_not_used_without_auto_creation() -> None:
@@ -59,42 +61,56 @@ def test_an_old_template_is_not_used_without_auto_creation() -> None:
     topics(disk).save()
     table = topics(disk, auto_create=False)
     assert table.find(TEMPLATE_TOPIC) is not None
-    assert make(table, "T", template=TEMPLATE_TOPIC, queues=4) is None
+    assert create(table, "T", template=TEMPLATE_TOPIC, queues=4) is None
 
 
 def test_an_old_template_loses_its_inherit_bit_without_auto_creation() -> None:
-    """Its route would tell producers that they may use it; its perm is reset to 6."""
+    """With the bit, its route would tell producers that they may use it."""
     disk = MemoryDisk()
     topics(disk).save()
-    left = topics(disk, auto_create=False).find(TEMPLATE_TOPIC)
-    assert left is not None
-    assert left.perm == 6
+    template = topics(disk, auto_create=False).find(TEMPLATE_TOPIC)
+    assert template is not None
+    assert template.perm == 6
 
 
 def test_a_retry_topic_is_created_with_one_queue_whatever_the_template() -> None:
-    topic = make(topics(auto_create=False), "%RETRY%g", template="", queues=9)
+    topic = create(topics(auto_create=False), "%RETRY%g", template="", queues=9)
     assert topic is not None
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
 
 
+@pytest.mark.parametrize("name", ["RMQ_SYS_TRACE_TOPIC", "traces"])
+def test_the_topic_for_traces_is_created_if_the_settings_say_so(name: str) -> None:
+    disk = MemoryDisk()
+    without = TopicTable(topics_file(disk), BrokerConfig(trace_topic=name))
+    assert without.find(name) is None
+    assert not without.is_system(name)
+    table = TopicTable(topics_file(disk), BrokerConfig(has_trace_topic=True, trace_topic=name))
+    topic = table.find(name)
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
+    assert table.sendable_queue_counts[name] == 1
+    assert table.is_system(name)
+
+
 def test_an_existing_topic_is_returned_unchanged() -> None:
     table = topics()
-    first = make(table, "T", template=TEMPLATE_TOPIC, queues=3)
+    first = create(table, "T", template=TEMPLATE_TOPIC, queues=3)
     version = table.version
-    assert make(table, "T", template="", queues=8) is first
+    assert create(table, "T", template="", queues=8) is first
     assert table.ensure("T", queue_count=8, now_ms=NOW_MS) is first
     assert table.version == version
 
 
 def test_every_change_advances_the_version_and_calls_back() -> None:
-    told: list[int] = []
-    table = TopicTable(topics_file(MemoryDisk()), BrokerConfig(), lambda: told.append(1))
-    begin = table.version.counter
+    calls: list[int] = []
+    table = TopicTable(topics_file(MemoryDisk()), BrokerConfig(), lambda: calls.append(1))
+    first = table.version.counter
     table.ensure("T", queue_count=1, now_ms=NOW_MS)
     assert table.remove("T", now_ms=NOW_MS + 1)
     assert not table.remove("T", now_ms=NOW_MS + 2)
-    assert (table.version.counter, table.version.timestamp) == (begin + 2, NOW_MS + 1)
-    assert len(told) == 2
+    assert (table.version.counter, table.version.timestamp) == (first + 2, NOW_MS + 1)
+    assert len(calls) == 2
 
 
 def test_topics_and_their_version_are_loaded_after_a_restart() -> None:
@@ -104,22 +120,21 @@ def test_topics_and_their_version_are_loaded_after_a_restart() -> None:
     assert table.is_dirty
     table.save()
     assert not table.is_dirty
-    again = topics(disk)
-    assert again.find("T") == table.find("T")
-    assert again.version == table.version
-    assert not again.is_dirty
+    reloaded = topics(disk)
+    assert reloaded.find("T") == table.find("T")
+    assert reloaded.version == table.version
+    assert not reloaded.is_dirty
 
 
 def test_a_system_topic_of_the_file_is_not_overwritten() -> None:
     disk = MemoryDisk()
     table = topics(disk)
     name = "RMQ_SYS_TRANS_HALF_TOPIC"
-    wide = TopicConfig(topic_name=name, read_queue_nums=7, write_queue_nums=7)
-    table.put(wide, now_ms=NOW_MS)
+    table.put(TopicConfig(topic_name=name, read_queue_nums=7, write_queue_nums=7), now_ms=NOW_MS)
     table.save()
-    found = topics(disk).find(name)
-    assert found is not None
-    assert found.write_queue_nums == 7
+    topic = topics(disk).find(name)
+    assert topic is not None
+    assert topic.write_queue_nums == 7
 
 
 @pytest.mark.parametrize(
@@ -138,7 +153,7 @@ def test_a_system_topic_of_the_file_is_not_overwritten() -> None:
         ("rmq_sys_wheel_timer", 1, 6),
     ],
 )
-def test_a_broker_begins_with_its_system_topics(name: str, queues: int, perm: int) -> None:
+def test_a_new_broker_has_its_system_topics(name: str, queues: int, perm: int) -> None:
     topic = topics().find(name)
     assert topic is not None
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (queues, queues, perm)

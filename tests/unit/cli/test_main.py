@@ -1,4 +1,4 @@
-"""The list of commands, their help texts, and lazy import of the one that runs."""
+"""The list of commands, their help texts, and the lazy import of commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_module_with_a_command_of_its_name_is_listed() -> None:
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command and sub-command with its full name."""
+    """Yield every command and sub-command with its full name."""
 
     def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         yield path, command
@@ -65,8 +65,8 @@ def test_help_texts_are_sentences() -> None:
         for param in command.params
         if isinstance(param, click.Option) and not param.hidden
     ]
-    odd = [(path, text) for path, text in texts if not text[:1].isupper() or text[-1:] != "."]
-    assert odd == []
+    wrong = [(path, text) for path, text in texts if not text[:1].isupper() or text[-1:] != "."]
+    assert wrong == []
 
 
 def test_a_command_does_not_import_the_others() -> None:
@@ -84,7 +84,7 @@ def test_a_command_does_not_import_the_others() -> None:
     ]
 
 
-def test_a_wrong_name_is_answered_with_the_one_that_was_meant() -> None:
+def test_a_misspelt_command_gets_a_suggestion() -> None:
     result = CliRunner().invoke(cli, ["serv"])
     assert result.exit_code == 2
     assert "Did you mean 'serve'?" in result.output

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal, fields in columns, and widths in terminal cells."""
+"""Tables that fit into the terminal, aligned fields, and widths in terminal cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = [
 ]
 
 
-def test_a_table_for_a_program_is_not_cut() -> None:
+def test_a_table_without_a_terminal_is_not_truncated() -> None:
     assert list(table_lines(COLUMNS, ROWS, None)) == [
         "ID          TOPIC                     GROUP                 LAG",
         "0123456789  a-topic-with-a-long-name  short                   7",
@@ -37,7 +37,7 @@ def test_the_widest_columns_shrink_first() -> None:
     ]
 
 
-def test_ids_and_numbers_are_never_cut() -> None:
+def test_ids_and_numbers_are_never_truncated() -> None:
     lines = list(table_lines(COLUMNS, ROWS, 10))
     assert lines[1].startswith("0123456789  a-topic…  short")
     assert lines[2].endswith("a-group…  1234")
@@ -47,7 +47,7 @@ def test_a_table_without_rows_has_no_heading() -> None:
     assert list(table_lines(COLUMNS, [], 80)) == []
 
 
-def test_the_first_rows_are_printed_before_the_last_ones_are_known() -> None:
+def test_the_first_rows_are_printed_before_all_rows_are_read() -> None:
     def endless() -> Iterator[tuple[str, ...]]:
         while True:
             yield ROWS[1]
@@ -58,7 +58,7 @@ def test_the_first_rows_are_printed_before_the_last_ones_are_known() -> None:
 
 
 @pytest.mark.parametrize("width", [None, 40, 30])
-def test_chinese_text_lines_up_with_ascii_text(width: int | None) -> None:
+def test_chinese_text_is_aligned_with_ascii_text(width: int | None) -> None:
     columns = (
         TableColumn("TOPIC", can_shrink=True),
         TableColumn("GROUP", can_shrink=True),
@@ -84,7 +84,7 @@ def test_a_wide_character_that_does_not_fit_is_not_cut_in_half() -> None:
     assert cell_len(truncate("订单创建", 6)) == 6
 
 
-def test_values_of_fields_stand_in_one_column() -> None:
+def test_the_values_of_fields_are_aligned() -> None:
     assert list(field_lines([("a", "1"), ("long", ""), ("b", "2")])) == [
         "a     1",
         "long  -",

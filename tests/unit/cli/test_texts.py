@@ -1,4 +1,4 @@
-"""Texts that commands print: times, messages, rates, results of `doctor`."""
+"""Texts of commands: times, messages, rates, and results of `doctor`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OPTION = click.Option(["--to"])
 
 
 def message(body: bytes, **properties: str) -> MessageView:
-    new = NewRecord(
+    record = NewRecord(
         topic="orders",
         queue_id=1,
         body=body,
         properties=encode_properties(properties),
         born_host=HOST,
     )
-    [decoded] = decode_messages(encode_record(new, 7, 4096, 1_000, HOST), "broker-a")
+    [decoded] = decode_messages(encode_record(record, 7, 4096, 1_000, HOST), "broker-a")
     return decoded
 
 
@@ -57,12 +57,12 @@ def test_a_time_without_a_zone_is_utc(text: str, ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "10m"])
-def test_a_text_that_is_no_time_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_time_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(click.BadParameter, match="2026-01-01T00:00"):
         parse_start_option(CONTEXT, OPTION, text)
 
 
-def test_earliest_and_latest_are_positions() -> None:
+def test_earliest_is_a_position_and_a_duration_has_a_unit() -> None:
     assert parse_start_option(CONTEXT, OPTION, "earliest") == "earliest"
     assert parse_start_option(CONTEXT, OPTION, None) is None
     assert parse_duration_option(CONTEXT, OPTION, "90s") == 90_000
@@ -83,11 +83,11 @@ def test_a_message_cannot_move_the_cursor() -> None:
         assert all(line.isprintable() for line in message_lines(message(body, x="\x1b[2J")))
 
 
-def test_a_line_fits_the_terminal() -> None:
+def test_a_line_fits_into_the_terminal() -> None:
     assert len(message_line(message(b"x" * 500), 80)) == 80
 
 
-def test_bytes_that_are_no_record_are_refused() -> None:
+def test_an_invalid_record_is_refused() -> None:
     with pytest.raises(CorruptRecord):
         list(decode_messages(b"\0" * 100, "broker-a"))
 
@@ -107,38 +107,34 @@ def test_runtime_figures_are_parsed_from_texts() -> None:
     assert (uptime_s({}), recent_rate({}, "putTps"), disk_used_ratio({})) == (0, 0.0, None)
 
 
-def test_tables_by_queue_are_read_as_they_are_written() -> None:
-    queue = QueueName(topic="%RETRY%g", broker_name='odd"}{:', queue_id=3)
+def test_a_table_by_queue_is_decoded_as_it_was_encoded() -> None:
+    queue = QueueName(topic="%RETRY%g", broker_name='unusual"}{:', queue_id=3)
     offset = TopicOffset(min_offset=1, max_offset=2, last_update_timestamp=3)
-    read = decode_queue_tables(encode_queue_table({queue: offset}, topicPutTps=0.5))
-    [(key, value)] = read["offsetTable"].items()
+    tables = decode_queue_tables(encode_queue_table({queue: offset}, topicPutTps=0.5))
+    [(key, value)] = tables["offsetTable"].items()
     assert decode_queue_key(key) == queue
     assert value == {"minOffset": 1, "maxOffset": 2, "lastUpdateTimestamp": 3}
-    assert read["topicPutTps"] == 0.5
+    assert tables["topicPutTps"] == 0.5
 
 
 def test_rates_are_measured_between_two_samples_and_never_negative() -> None:
-    before = ClusterSample(10.0, max_offsets={("a", "t"): 100, ("a", "u"): 50}, min_offsets={})
-    now = ClusterSample(
+    first = ClusterSample(10.0, max_offsets={("a", "t"): 100, ("a", "u"): 50}, min_offsets={})
+    second = ClusterSample(
         12.0,
-        max_offsets={
-            ("a", "t"): 110,
-            ("b", "t"): 70,
-            ("a", "u"): 0,
-        },  # u was created again, b is back
+        # Topic u was deleted and created again, and broker b has started.
+        max_offsets={("a", "t"): 110, ("b", "t"): 70, ("a", "u"): 0},
         min_offsets={("a", "t"): 10, ("b", "t"): 0, ("a", "u"): 0},
     )
-    topics = compare_samples(before, now)["topics"]
+    topics = compare_samples(first, second)["topics"]
     assert topics == [
         {"topic": "t", "in_per_s": 5.0, "messages": 170},
         {"topic": "u", "in_per_s": 0.0, "messages": 0},
     ]
 
 
-def test_a_remedy_stands_below_its_result() -> None:
-    lines = list(
-        check_lines([ok("a", "fine"), warning("bb", "odd", "do this"), problem("c", "bad", "do")])
-    )
+def test_a_remedy_is_printed_below_its_result() -> None:
+    results = [ok("a", "fine"), warning("bb", "odd", "do this"), problem("c", "bad", "do")]
+    lines = list(check_lines(results))
     assert lines == [
         "ok       a   fine",
         "WARNING  bb  odd",

@@ -44,7 +44,7 @@ def test_verify_server_false_accepts_any_certificate() -> None:
     assert not context.check_hostname
 
 
-def test_an_own_ssl_context_is_used_as_it_is() -> None:
+def test_an_ssl_context_of_the_user_is_used_unchanged() -> None:
     context = ssl.create_default_context()
     assert Access(tls=context).ssl_context() is context
     assert Access().ssl_context() is None
@@ -67,4 +67,4 @@ def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
 )
 def test_incomplete_settings_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"key|tls"):
-        Access(**arguments)  # type: ignore[arg-type]  # one wrong combination each
+        Access(**arguments)  # type: ignore[arg-type]  # each is a wrong combination

@@ -10,10 +10,10 @@ import pytest
 import escrowmq
 from escrowmq import blocking
 
-# asyncio -> blocking; everything else has the same name.
+# Methods whose names differ: asyncio to blocking.
 RENAMED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 CLASSES = sorted(blocking.__all__)
-# Values that the asyncio classes set in the constructor, and the blocking ones have as properties.
+# Values that are attributes of asyncio objects and properties of the blocking classes.
 ATTRIBUTES = {
     "Producer": ["group", "namespace"],
     "TransactionProducer": ["group", "namespace", "listener"],
@@ -55,7 +55,7 @@ def test_the_parameters_and_defaults_are_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if name != "Transaction"])
 def test_the_constructors_are_the_same(name: str) -> None:
-    """A Transaction is created by a producer."""
+    """Transaction is left out, because only producers create it."""
     expected = parameters(getattr(escrowmq, name).__init__)
     assert parameters(getattr(blocking, name).__init__) == expected
 

@@ -23,17 +23,19 @@ from escrowmq.errors import (
     WrongProcess,
 )
 
-ALL = [
-    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EscrowError)
+ERROR_TYPES = [
+    error_type
+    for _, error_type in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(error_type, EscrowError)
 ]
 
 
-@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("error_type", ERROR_TYPES, ids=lambda error_type: error_type.__name__)
 def test_every_error_says_whether_to_retry_and_whether_it_may_have_happened(
-    kind: type[EscrowError],
+    error_type: type[EscrowError],
 ) -> None:
-    assert isinstance(kind.retriable, bool)
-    assert isinstance(kind.may_have_happened, bool)
+    assert isinstance(error_type.retriable, bool)
+    assert isinstance(error_type.may_have_happened, bool)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +70,13 @@ def test_retriable_and_may_have_happened_of_each_error(
     assert (error.retriable, error.may_have_happened) == (retriable, may_have_happened)
 
 
-@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_the_tree_in_the_docstring_names_every_error(kind: type[EscrowError]) -> None:
-    assert kind.__name__ in (errors.__doc__ or "")
+@pytest.mark.parametrize("error_type", ERROR_TYPES, ids=lambda error_type: error_type.__name__)
+def test_the_tree_in_the_docstring_names_every_error(error_type: type[EscrowError]) -> None:
+    assert error_type.__name__ in (errors.__doc__ or "")
 
 
-@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_an_answer_under_another_name_is_none(kind: type[EscrowError]) -> None:
-    given = {name for name, value in vars(kind).items() if isinstance(value, bool)}
-    assert given <= {"retriable", "may_have_happened"}
+@pytest.mark.parametrize("error_type", ERROR_TYPES, ids=lambda error_type: error_type.__name__)
+def test_no_error_has_another_flag(error_type: type[EscrowError]) -> None:
+    """A misspelled name would leave the value of the base class in effect."""
+    flags = {name for name, value in vars(error_type).items() if isinstance(value, bool)}
+    assert flags <= {"retriable", "may_have_happened"}

@@ -1,4 +1,4 @@
-"""Routes: the address of a queue's broker comes from the name servers, not from the queue."""
+"""Routes: the name servers know the address of a broker, and a queue has only its name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_the_last_known_address_is_used_when_a_broker_is_no_longer_listed(
         assert routes.addresses_in_use() == set()
 
 
-async def test_a_consumer_reads_a_queue_that_its_user_has_built() -> None:
+async def test_a_consumer_accepts_a_queue_that_the_user_created() -> None:
     async with (
         FakeCluster("a") as cluster,
         PullConsumer(cluster.address, group="g") as consumer,

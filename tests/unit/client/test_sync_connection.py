@@ -1,4 +1,4 @@
-"""SyncConnection over real sockets: order of responses, zero copy, broken connections."""
+"""SyncConnection over real sockets: order of responses, buffers of the caller, failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def requests_for(*topics: str) -> list[OutgoingRequest]:
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 1, 7])
-def test_a_response_is_read_wherever_the_stream_is_cut(chunk_bytes: int) -> None:
+def test_a_response_is_read_from_chunks_of_any_size(chunk_bytes: int) -> None:
     body = random.Random(1).randbytes(10_000)
     with (
         ScriptedServer(
@@ -43,12 +43,12 @@ def test_a_response_is_read_wherever_the_stream_is_cut(chunk_bytes: int) -> None
         ) as server,
         SyncConnection(server.address) as connection,
     ):
-        reply = connection.call(RequestCode.GET_BROKER_RUNTIME_INFO)
-    assert (reply.code, reply.body) == (ResponseCode.SUCCESS, body)
+        response = connection.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert (response.code, response.body) == (ResponseCode.SUCCESS, body)
 
 
 def test_call_many_returns_responses_in_the_order_of_the_requests() -> None:
-    """The server answers three at a time, the last one first."""
+    """The server responds to three requests at a time, to the last one first."""
     held: list[bytes] = []
 
     def respond(request: Request[Any]) -> bytes:
@@ -61,40 +61,42 @@ def test_call_many_returns_responses_in_the_order_of_the_requests() -> None:
 
     topics = [f"t{number}" for number in range(12)]
     with ScriptedServer(respond) as server, SyncConnection(server.address) as connection:
-        replies = list(connection.call_many(requests_for(*topics), window=3))
-    assert [bytes(reply.body).decode() for reply in replies] == topics
+        responses = list(connection.call_many(requests_for(*topics), window=3))
+    assert [bytes(response.body).decode() for response in responses] == topics
 
 
 def test_call_many_has_at_most_a_window_of_requests_unanswered() -> None:
-    sent: list[str] = []
+    taken: list[OutgoingRequest] = []
 
     def requests() -> Any:
         for request in requests_for(*(f"t{number}" for number in range(10))):
-            sent.append("")
+            taken.append(request)
             yield request
 
     with ScriptedServer(echo_topic) as server, SyncConnection(server.address) as connection:
-        replies = connection.call_many(requests(), window=4)
-        next(replies)
-        assert len(sent) == 4
+        responses = connection.call_many(requests(), window=4)
+        next(responses)
+        assert len(taken) == 4
 
 
-def test_call_many_yields_refusals_as_replies() -> None:
+def test_call_many_yields_refusals_as_responses() -> None:
     def respond(request: Request[Any]) -> bytes:
-        if request.head.fields.topic == "gone":
+        if request.head.fields.topic == "unknown":
             return encode_response(request, code=ResponseCode.TOPIC_NOT_EXIST, remark="no topic")
         return echo_topic(request)
 
     with ScriptedServer(respond) as server, SyncConnection(server.address) as connection:
-        codes = [reply.code for reply in connection.call_many(requests_for("a", "gone", "b"))]
+        codes = [
+            response.code for response in connection.call_many(requests_for("a", "unknown", "b"))
+        ]
     assert codes == [0, ResponseCode.TOPIC_NOT_EXIST, 0]
 
 
 def test_responses_of_an_abandoned_call_many_are_dropped() -> None:
     with ScriptedServer(echo_topic) as server, SyncConnection(server.address) as connection:
-        replies = connection.call_many(requests_for("a", "b", "c"), window=3)
-        next(replies)
-        replies.close()  # type: ignore[attr-defined]  # a generator, declared as an iterator
+        responses = connection.call_many(requests_for("a", "b", "c"), window=3)
+        next(responses)
+        responses.close()  # type: ignore[attr-defined]  # a generator, declared as an iterator
         assert connection.call(CODE, TopicHeader(topic="d")).body == b"d"
 
 
@@ -103,9 +105,9 @@ def test_a_refusal_raises_with_the_remark_of_the_broker() -> None:
         return encode_response(request, code=ResponseCode.NO_PERMISSION, remark="not allowed")
 
     with ScriptedServer(respond) as server, SyncConnection(server.address) as connection:
-        with pytest.raises(RequestRefused, match="not allowed") as caught:
+        with pytest.raises(RequestRefused, match="not allowed") as refused:
             connection.call(CODE, TopicHeader(topic="a"))
-        assert caught.value.code == ResponseCode.NO_PERMISSION
+        assert refused.value.code == ResponseCode.NO_PERMISSION
 
 
 def test_an_unknown_request_is_named() -> None:
@@ -142,8 +144,8 @@ def test_a_body_is_sent_in_parts() -> None:
         SyncConnection(server.address) as connection,
     ):
         opaque = connection.send(RequestCode.UPDATE_BROKER_CONFIG, None, parts)
-        received_opaque, reply = connection.receive()
-    assert (received_opaque, reply.body) == (opaque, b"".join(parts))
+        received_opaque, response = connection.receive()
+    assert (received_opaque, response.body) == (opaque, b"".join(parts))
 
 
 def test_a_signature_covers_all_parts_of_a_body() -> None:
@@ -159,11 +161,11 @@ def test_a_signature_covers_all_parts_of_a_body() -> None:
 
 
 def test_requests_of_the_broker_are_skipped() -> None:
-    unasked = Connection().send_oneway(
+    notification = Connection().send_oneway(
         RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}, b"body"
     )
     with (
-        ScriptedServer(lambda request: unasked + echo_topic(request)) as server,
+        ScriptedServer(lambda request: notification + echo_topic(request)) as server,
         SyncConnection(server.address) as connection,
     ):
         assert connection.call(CODE, TopicHeader(topic="a")).body == b"a"
@@ -200,10 +202,10 @@ def test_no_response_in_time_leaves_the_outcome_unknown() -> None:
     "garbage",
     [
         b"HTTP/1.1 400 Bad Request\r\n",  # the length is too large
-        b"\0\0\0\3\0\0\0\0",  # too short for a header's length
-        b"\0\0\0\x10\0\0\0\x20",  # a header longer than its frame
-        b"\0\0\0\x10\7\0\0\4",  # an unknown serializer
-        b"\0\0\0\x08\0\0\0\4none",  # a header that is not JSON
+        b"\0\0\0\3\0\0\0\0",  # the frame is too short for the length of a header
+        b"\0\0\0\x10\0\0\0\x20",  # the header is longer than its frame
+        b"\0\0\0\x10\7\0\0\4",  # the serializer is unknown
+        b"\0\0\0\x08\0\0\0\4none",  # the header is not JSON
     ],
 )
 def test_another_protocol_is_recognised(garbage: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The table of members: channels, joining and leaving, limits."""
+"""The table of members: joining, leaving, channels and limits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def ids(members: MemberTable[FakePeer], group: str) -> list[str]:
     return [member.client.client_id for member in members.members_of(group)]
 
 
-def test_a_client_is_new_once() -> None:
+def test_only_the_first_heartbeat_of_a_client_is_a_join() -> None:
     members = MemberTable[FakePeer]()
     assert members.join("g", client("a"), now_ms=0)
     assert not members.join("g", client("a"), now_ms=5)
-    found = members.find("g", "a")
-    assert found is not None
-    assert found.last_heartbeat_ms == 5
+    member = members.find("g", "a")
+    assert member is not None
+    assert member.last_heartbeat_ms == 5
     assert len(members) == 1
 
 
-def test_a_client_that_reconnects_is_new_and_its_old_channel_is_ignored() -> None:
+def test_a_client_that_reconnects_joins_again_and_its_old_channel_is_ignored() -> None:
     members = MemberTable[FakePeer]()
     members.join("g", client("a", "old"), now_ms=0)
     assert members.join("g", client("a", "new"), now_ms=1)
@@ -46,8 +46,8 @@ def test_a_closed_channel_ends_all_its_memberships() -> None:
     members.join("h", client("a"), now_ms=0)
     members.join("h", client("b"), now_ms=0)
     members.join("h", client("c", "channel-2"), now_ms=0)
-    gone = members.channel_closed(FakePeer("channel-1"))
-    assert [(member.group, member.client.client_id) for member in gone] == [
+    removed = members.channel_closed(FakePeer("channel-1"))
+    assert [(member.group, member.client.client_id) for member in removed] == [
         ("g", "a"),
         ("h", "a"),
         ("h", "b"),
@@ -57,13 +57,13 @@ def test_a_closed_channel_ends_all_its_memberships() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silence_ms", "is_gone"), [(MEMBER_TIMEOUT_MS, False), (MEMBER_TIMEOUT_MS + 1, True)]
+    ("idle_ms", "is_expired"), [(MEMBER_TIMEOUT_MS, False), (MEMBER_TIMEOUT_MS + 1, True)]
 )
-def test_a_membership_without_heartbeats_expires(silence_ms: int, is_gone: bool) -> None:
+def test_a_membership_without_heartbeats_expires(idle_ms: int, is_expired: bool) -> None:
     members = MemberTable[FakePeer]()
     members.join("g", client("a"), now_ms=1_000)
-    assert bool(members.expire(1_000 + silence_ms)) is is_gone
-    assert ("g" in members) is not is_gone
+    assert bool(members.expire(1_000 + idle_ms)) is is_expired
+    assert ("g" in members) is not is_expired
 
 
 def test_members_take_turns() -> None:
@@ -75,7 +75,7 @@ def test_members_take_turns() -> None:
     members.leave("g", "b", FakePeer("channel-1"))
     turns = [members.next_member("g") for _ in range(4)]
     assert [turn and turn.client.client_id for turn in turns] == list("acac")
-    assert members.next_member("nobody") is None
+    assert members.next_member("unknown") is None
 
 
 def test_a_heartbeat_does_not_change_the_order_of_turns() -> None:
@@ -99,7 +99,7 @@ def test_a_client_is_found_by_its_latest_heartbeat() -> None:
     last = members.most_recent_member("a")
     assert last is not None
     assert last.client.channel == "one"
-    assert members.most_recent_member("nobody") is None
+    assert members.most_recent_member("unknown") is None
 
 
 def test_a_full_table_refuses_new_members_and_keeps_the_others() -> None:
@@ -127,7 +127,7 @@ def test_the_members_of_one_channel_are_limited() -> None:
     ]
 
 
-def test_on_a_full_channel_a_member_still_sends_heartbeats() -> None:
+def test_a_member_on_a_full_channel_can_still_send_heartbeats() -> None:
     members = MemberTable[FakePeer](per_channel_max=2)
     members.join("g", client("a"), now_ms=0)
     members.join("h", client("a"), now_ms=0)
@@ -137,7 +137,7 @@ def test_on_a_full_channel_a_member_still_sends_heartbeats() -> None:
     assert member.last_heartbeat_ms == 7
 
 
-def test_a_membership_that_ends_makes_room_on_its_channel() -> None:
+def test_a_full_channel_accepts_a_member_after_another_has_left() -> None:
     members = MemberTable[FakePeer](members_max=2, per_channel_max=1)
     members.join("g", client("a"), now_ms=0)
     members.leave("g", "a", FakePeer("channel-1"))
@@ -147,13 +147,13 @@ def test_a_membership_that_ends_makes_room_on_its_channel() -> None:
     assert len(members) == 2
 
 
-@pytest.mark.parametrize("departure", ["goodbye", "closed channel", "silence"])
-def test_nothing_is_left_of_clients_that_have_left(departure: str) -> None:
+@pytest.mark.parametrize("departure", ["unregistered", "closed channel", "expired"])
+def test_the_tables_are_empty_when_all_members_have_left(departure: str) -> None:
     members = MemberTable[FakePeer]()
     for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
         members.join(group, client(client_id, "old"), now_ms=0)
         members.join(group, client(client_id, "new"), now_ms=0)
-    if departure == "goodbye":
+    if departure == "unregistered":
         for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
             members.leave(group, client_id, FakePeer("new"))
     elif departure == "closed channel":

@@ -1,4 +1,4 @@
-"""Consumer offsets: commits, queries, resets, and where a new group begins."""
+"""Consumer offsets: commits, queries, resets, and where a new group starts."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def test_a_negative_offset_changes_nothing() -> None:
     assert offsets.version == version
 
 
-def test_the_version_moves_when_there_is_something_to_save() -> None:
+def test_the_version_advances_when_there_is_something_to_save() -> None:
     offsets = ConsumerOffsets({"orders@g": {0: 3}})
     assert offsets.version == 0
     offsets.commit("orders", "g", 0, 3)
     assert offsets.version == 0
     offsets.commit("orders", "g", 0, 4)
     assert offsets.version == 1
-    offsets.remove_group("nobody")
+    offsets.remove_group("unknown")
     assert offsets.version == 1
     offsets.remove_group("g")
     assert offsets.version == 2
 
 
-def test_a_dump_is_a_copy_in_the_shape_of_the_file() -> None:
+def test_a_dump_is_a_copy_in_the_format_of_the_file() -> None:
     offsets = ConsumerOffsets({"orders@g": {0: 3, 1: 4}, "no separator": {0: 1}})
     dumped = offsets.dump()
     offsets.commit("orders", "g", 0, 9)
@@ -55,7 +55,7 @@ def test_the_offsets_of_a_group_are_listed_by_topic() -> None:
     assert sorted(offsets.topics_of("g")) == ["orders", "stock"]
     assert offsets.topics_of("none") == []
     assert offsets.queue_offsets("orders", "h") == {0: 1}
-    assert offsets.group_offsets("nobody") == {}
+    assert offsets.group_offsets("unknown") == {}
 
 
 def test_a_group_is_removed_with_all_its_topics() -> None:
@@ -94,7 +94,7 @@ def test_a_reset_is_taken_once_and_commits_are_refused_until_then() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "min_offset", "set_zero", "is_young", "begins"),
+    ("committed", "min_offset", "set_zero", "is_recent", "expected"),
     [
         (12, 0, True, True, 12),
         (0, 5, False, False, 0),
@@ -104,16 +104,16 @@ def test_a_reset_is_taken_once_and_commits_are_refused_until_then() -> None:
         (None, 5, True, True, None),
     ],
     ids=[
-        "stored",
-        "stored zero",
-        "young queue",
-        "client does not want zero",
-        "zero is long ago",
-        "zero has expired",
+        "committed",
+        "committed zero",
+        "recent queue",
+        "client refuses zero",
+        "old queue",
+        "first message has expired",
     ],
 )
-def test_where_a_group_begins(
-    stored: int | None, min_offset: int, set_zero: bool, is_young: bool, begins: int | None
+def test_a_group_starts_at_its_commit_or_at_the_first_message_of_a_recent_queue(
+    committed: int | None, min_offset: int, set_zero: bool, is_recent: bool, expected: int | None
 ) -> None:
-    known = None if stored is None else QueueOffset(stored)
-    assert initial_offset(known, min_offset, set_zero, is_young) == begins
+    offset = None if committed is None else QueueOffset(committed)
+    assert initial_offset(offset, min_offset, set_zero, is_recent) == expected

@@ -1,4 +1,4 @@
-"""The tables of pull.py: refusals in order, and the response to each result of a read."""
+"""Rules for pulls: the order of refusals, the response to each result of a read, and limits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ from escrowmq.consume.pull import (
     read_limits,
     request_filter,
 )
-from escrowmq.consume.subscription import (
-    MessageFilter,
-    Subscription,
-)
+from escrowmq.consume.subscription import MessageFilter, Subscription
 from escrowmq.message.filter import ExpressionType
 from escrowmq.message.keys import java_hash
 from escrowmq.message.topic_config import TopicConfig
@@ -35,7 +32,7 @@ from escrowmq.store.queue_reader import ReadStatus
 
 @dataclass
 class QueueAccess:
-    """A request with everything wrong; each row corrects one more thing."""
+    """A request in which everything is wrong. Each row of the test corrects one thing more."""
 
     broker_perm: int = 2
     group: GroupConfig | None = None
@@ -43,8 +40,8 @@ class QueueAccess:
     queue_id: int = 4
 
 
-OFF = GroupConfig(group_name="g", consume_enable=False)
-ON = GroupConfig(group_name="g")
+DISABLED = GroupConfig(group_name="g", consume_enable=False)
+ENABLED = GroupConfig(group_name="g")
 UNREADABLE = TopicConfig(topic_name="orders", perm=2, read_queue_nums=4)
 READABLE = TopicConfig(topic_name="orders", perm=6, read_queue_nums=4)
 
@@ -54,22 +51,22 @@ READABLE = TopicConfig(topic_name="orders", perm=6, read_queue_nums=4)
     [
         (QueueAccess(), 16, 1),
         (QueueAccess(broker_perm=6), 26, 0),
-        (QueueAccess(broker_perm=6, group=OFF), 16, 2),
-        (QueueAccess(broker_perm=6, group=ON), 17, 0),
-        (QueueAccess(broker_perm=6, group=ON, topic=UNREADABLE), 16, 3),
-        (QueueAccess(broker_perm=6, group=ON, topic=READABLE), 29, 0),
-        (QueueAccess(broker_perm=6, group=ON, topic=READABLE, queue_id=-1), 29, 0),
-        (QueueAccess(broker_perm=6, group=ON, topic=READABLE, queue_id=3), None, 0),
+        (QueueAccess(broker_perm=6, group=DISABLED), 16, 2),
+        (QueueAccess(broker_perm=6, group=ENABLED), 17, 0),
+        (QueueAccess(broker_perm=6, group=ENABLED, topic=UNREADABLE), 16, 3),
+        (QueueAccess(broker_perm=6, group=ENABLED, topic=READABLE), 29, 0),
+        (QueueAccess(broker_perm=6, group=ENABLED, topic=READABLE, queue_id=-1), 29, 0),
+        (QueueAccess(broker_perm=6, group=ENABLED, topic=READABLE, queue_id=3), None, 0),
     ],
     ids=[
-        "broker serves no reads",
-        "no such group",
-        "group is off",
-        "no such topic",
-        "topic serves no reads",
-        "queue past the last",
+        "unreadable broker",
+        "unknown group",
+        "disabled group",
+        "unknown topic",
+        "unreadable topic",
+        "queue beyond the last",
         "negative queue",
-        "fine",
+        "valid",
     ],
 )
 def test_queue_access_is_checked_in_order(
@@ -92,7 +89,7 @@ def test_queue_access_is_checked_in_order(
 
 
 @pytest.mark.parametrize(
-    ("expression", "kind", "code"),
+    ("expression", "expression_type", "code"),
     [
         ("a || b", "TAG", None),
         (None, None, None),
@@ -102,10 +99,10 @@ def test_queue_access_is_checked_in_order(
         ("a >", "SQL92", 23),
     ],
 )
-def test_the_subscription_in_the_request_counts(
-    expression: str | None, kind: str | None, code: int | None
+def test_the_subscription_in_a_request_is_compiled_or_refused(
+    expression: str | None, expression_type: str | None, code: int | None
 ) -> None:
-    result = request_filter("orders", expression, expression_type=kind, version=3)
+    result = request_filter("orders", expression, expression_type=expression_type, version=3)
     if code is None:
         assert isinstance(result, MessageFilter)
         assert result.matches(java_hash("a"), b"")
@@ -115,14 +112,17 @@ def test_the_subscription_in_the_request_counts(
         assert result.code == code
 
 
-def connected(
-    *topics: str, model: str = "CLUSTERING", version: int = 5, kind: ExpressionType = "TAG"
+def connected_group(
+    *topics: str,
+    model: str = "CLUSTERING",
+    version: int = 5,
+    expression_type: ExpressionType = "TAG",
 ) -> ConsumerGroup:
     return ConsumerGroup(
         name="g",
         settings=ConsumerGroupSettings(message_model=model),
         subscriptions={
-            topic: Subscription(topic=topic, version=version, expression_type=kind)
+            topic: Subscription(topic=topic, version=version, expression_type=expression_type)
             for topic in topics
         },
     )
@@ -132,34 +132,34 @@ NO_BROADCAST = GroupConfig(group_name="g", consume_broadcast_enable=False)
 
 
 @pytest.mark.parametrize(
-    ("rules", "group", "code"),
+    ("config", "group", "code"),
     [
         (NO_BROADCAST, None, 24),
-        (NO_BROADCAST, connected(model=BROADCASTING), 16),
-        (ON, connected(model=BROADCASTING), 24),
-        (ON, connected("stock"), 24),
-        (ON, connected("orders", version=4), 25),
-        (ON, connected("orders", kind="SQL92"), 1),
-        (ON, connected("orders", version=5), None),
-        (ON, connected("orders", version=6), None),
-        (ON, connected("orders", model=BROADCASTING), None),
+        (NO_BROADCAST, connected_group(model=BROADCASTING), 16),
+        (ENABLED, connected_group(model=BROADCASTING), 24),
+        (ENABLED, connected_group("stock"), 24),
+        (ENABLED, connected_group("orders", version=4), 25),
+        (ENABLED, connected_group("orders", expression_type="SQL92"), 1),
+        (ENABLED, connected_group("orders", version=5), None),
+        (ENABLED, connected_group("orders", version=6), None),
+        (ENABLED, connected_group("orders", model=BROADCASTING), None),
     ],
     ids=[
-        "nobody connected",
-        "no broadcasting",
+        "no member",
+        "broadcasting not allowed",
         "no subscription",
-        "none to this topic",
-        "an older one",
-        "SQL92",
-        "the same",
-        "a newer one",
+        "another topic",
+        "older version",
+        "SQL92 not enabled",
+        "same version",
+        "newer version",
         "broadcasting",
     ],
 )
-def test_the_groups_subscription_is_refused_in_order(
-    rules: GroupConfig, group: ConsumerGroup | None, code: int | None
+def test_the_subscription_of_a_group_is_refused_in_order(
+    config: GroupConfig, group: ConsumerGroup | None, code: int | None
 ) -> None:
-    result = group_filter("orders", version=5, access=rules, group=group)
+    result = group_filter("orders", version=5, access=config, group=group)
     assert (result.code if isinstance(result, PullRefusal) else None) == code
 
 
@@ -168,7 +168,7 @@ def test_an_invalid_expression_of_the_group_is_refused_when_it_pulls() -> None:
     group = ConsumerGroup(
         name="g", settings=ConsumerGroupSettings(), subscriptions={"orders": subscription}
     )
-    result = group_filter("orders", version=0, access=ON, group=group, sql_enabled=True)
+    result = group_filter("orders", version=0, access=ENABLED, group=group, sql_enabled=True)
     assert isinstance(result, PullRefusal)
     assert result.code == 27
 
@@ -228,7 +228,7 @@ def test_without_long_polling_a_pull_is_held_for_a_moment() -> None:
         (-5, -5, ReadLimits(1, 500_000)),
     ],
 )
-def test_a_read_has_limits_and_gets_one_message_at_least(
+def test_a_read_is_limited_and_gets_at_least_one_message(
     count: int, size: int | None, expected: ReadLimits
 ) -> None:
     config = ConsumeConfig(pull_messages_max=64, pull_bytes_max=500_000)

@@ -16,6 +16,7 @@ from escrowmq.consume.subscription import (
 from escrowmq.errors import InvalidSubscription
 from escrowmq.message.filter import SQL92, TAG
 from escrowmq.message.keys import java_hash, tags_and_keys
+from escrowmq.message.record import PROPERTIES_BYTES_MAX
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ from escrowmq.message.keys import java_hash, tags_and_keys
         ("two words || 标签", ("two words", "标签")),
     ],
 )
-def test_tags_come_from_the_expression(expression: str | None, tags: tuple[str, ...]) -> None:
+def test_an_expression_is_split_into_tags(expression: str | None, tags: tuple[str, ...]) -> None:
     subscription = parse_subscription("orders", expression, version=7)
     assert subscription.tags == tags
     assert (subscription.tag_filter.tags_codes or set()) == {java_hash(tag) for tag in tags}
@@ -51,13 +52,13 @@ def test_tags_come_from_the_expression(expression: str | None, tags: tuple[str, 
     )
 
 
-@pytest.mark.parametrize("kind", [None, "", "TAG"])
-def test_no_expression_type_means_tags(kind: str | None) -> None:
-    assert parse_subscription("orders", "a", expression_type=kind).tags == ("a",)
+@pytest.mark.parametrize("expression_type", [None, "", "TAG"])
+def test_the_default_expression_type_is_tags(expression_type: str | None) -> None:
+    assert parse_subscription("orders", "a", expression_type=expression_type).tags == ("a",)
 
 
 @pytest.mark.parametrize(
-    ("expression", "kind"),
+    ("expression", "expression_type"),
     [
         ("||", "TAG"),
         (" || ", "TAG"),
@@ -67,12 +68,21 @@ def test_no_expression_type_means_tags(kind: str | None) -> None:
         ("x" * (EXPRESSION_CHARS_MAX + 1), "SQL92"),
     ],
 )
-def test_an_invalid_expression_is_an_error(expression: str, kind: str) -> None:
+def test_an_invalid_expression_is_an_error(expression: str, expression_type: str) -> None:
     with pytest.raises(InvalidSubscription):
-        parse_subscription("orders", expression, expression_type=kind)
+        parse_subscription("orders", expression, expression_type=expression_type)
 
 
-def test_sql_filters_by_properties_not_by_tags() -> None:
+@pytest.mark.parametrize("kind", [TAG, SQL92])
+def test_an_expression_of_the_longest_properties_is_accepted(kind: str) -> None:
+    tag = "x" * PROPERTIES_BYTES_MAX
+    expression = tag if kind == TAG else f"a = '{tag}'"
+    for parse in (parse_subscription, parse_heartbeat_subscription):
+        subscription = parse("orders", expression, expression_type=kind, version=1)
+        assert subscription.expression == expression
+
+
+def test_sql_filters_by_properties_and_not_by_tags() -> None:
     subscription = parse_subscription("orders", "price > 3", expression_type=SQL92, version=1)
     assert subscription == Subscription(
         topic="orders", expression="price > 3", expression_type="SQL92", version=1
@@ -92,9 +102,11 @@ def test_an_expression_of_a_heartbeat_is_compiled_when_it_is_needed() -> None:
     invalid = parse_heartbeat_subscription("orders", "price >", expression_type=SQL92, version=7)
     with pytest.raises(InvalidSubscription, match="at character 8"):
         compile_subscription(invalid)
-    for expression, kind in (("||", TAG), ("x" * (EXPRESSION_CHARS_MAX + 1), SQL92)):
+    for expression, expression_type in (("||", TAG), ("x" * (EXPRESSION_CHARS_MAX + 1), SQL92)):
         with pytest.raises(InvalidSubscription):
-            parse_heartbeat_subscription("orders", expression, expression_type=kind, version=7)
+            parse_heartbeat_subscription(
+                "orders", expression, expression_type=expression_type, version=7
+            )
 
 
 @pytest.mark.parametrize("expression", ["a = 1234", " OR ".join(["a = 1234"] * 60)])
@@ -121,7 +133,7 @@ def test_the_filter_of_all_messages_tests_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "passes"),
+    ("properties", "matches"),
     [
         (b"TAGS\x01paid\x02", True),
         (b"TAGS\x01shipped\x02", True),
@@ -130,12 +142,13 @@ def test_the_filter_of_all_messages_tests_nothing() -> None:
         (b"", False),
     ],
 )
-def test_tags_are_compared_by_the_code_of_the_queue_entry(properties: bytes, passes: bool) -> None:
+def test_tags_are_compared_by_the_code_of_the_queue_entry(properties: bytes, matches: bool) -> None:
     message_filter = compile_subscription(parse_subscription("orders", "paid || shipped"))
     tags_code, _ = tags_and_keys("orders", properties, 0)
-    assert message_filter.matches(tags_code, properties) is passes
+    assert message_filter.matches(tags_code, properties) is matches
 
 
-def test_tags_with_the_same_hash_pass_and_the_client_drops_them() -> None:
+def test_a_tag_with_the_same_hash_matches() -> None:
+    """The client compares the tags themselves and drops such a message."""
     message_filter = compile_subscription(parse_subscription("orders", "Aa"))
     assert message_filter.matches(java_hash("BB"), b"TAGS\x01BB\x02")

@@ -1,1 +1,1 @@
-"""What the database bindings share."""
+"""Tests of the code that the database bindings share."""

@@ -1,4 +1,4 @@
-"""The clean-up of markers: a thread that survives errors, and a queue of what may be deleted."""
+"""The clean-up of markers: a thread that survives errors, and a queue of deletable markers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from escrowmq.database.transaction import CleanupQueue, CleanupThread
 def test_the_thread_continues_after_an_error_and_ends_when_stopped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rounds, second_round = [0], threading.Event()
+    has_failed, second_round = threading.Event(), threading.Event()
 
     def work() -> None:
-        rounds[0] += 1
-        if rounds[0] == 1:
+        if not has_failed.is_set():
+            has_failed.set()
             raise ZeroDivisionError
         second_round.set()
 

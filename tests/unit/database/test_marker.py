@@ -54,25 +54,25 @@ def test_a_transaction_id_contains_its_database() -> None:
 
 
 @pytest.mark.parametrize(
-    ("burial", "second", "expected"),
+    ("result", "second_read", "expected"),
     [
         (TombstoneResult.INSERTED, None, Verdict.ROLLBACK),
         (TombstoneResult.LOCKED, None, Verdict.UNKNOWN),
         (TombstoneResult.EXISTS, "committed", Verdict.COMMIT),
         (TombstoneResult.EXISTS, "tombstone", Verdict.ROLLBACK),
-        (TombstoneResult.EXISTS, None, Verdict.UNKNOWN),  # purged in between
+        (TombstoneResult.EXISTS, None, Verdict.UNKNOWN),  # purged between the two statements
     ],
 )
-def test_verdict_for_each_result_of_a_tombstone(
-    burial: TombstoneResult, second: str | None, expected: Verdict
+def test_the_result_of_a_tombstone_decides_the_verdict(
+    result: TombstoneResult, second_read: str | None, expected: Verdict
 ) -> None:
-    found = iter([None, second])
+    reads = iter([None, second_read])
     verdict = resolve_marker(
-        "t", read=lambda: next(found), insert_tombstone=lambda: burial, may_be_purged=False
+        "t", read=lambda: next(reads), insert_tombstone=lambda: result, may_be_purged=False
     )
     assert verdict is expected
 
 
-def test_an_unsupported_database_is_named() -> None:
+def test_an_unsupported_database_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="oracle"), short_lock_wait("oracle", lambda _: None):
         pass

@@ -20,8 +20,8 @@ from escrowmq.errors import CommitUnknown, Rollback, TransactionMessageFailed
 from escrowmq.message.transaction import Verdict
 
 
-class Ops:
-    """Records the steps. `results` by step: what to return, or an exception to raise."""
+class RecordingSteps:
+    """The steps of a transaction, recorded. `results` has what a step returns or raises."""
 
     def __init__(self, tx: AsyncTransactionMessages, results: dict[str, object]) -> None:
         self.steps: list[str] = []
@@ -48,7 +48,7 @@ class Ops:
         return perform
 
 
-class AsyncOps(Ops):
+class AsyncRecordingSteps(RecordingSteps):
     """The same with coroutines."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -65,21 +65,24 @@ def new_messages() -> AsyncTransactionMessages:
     async def park(*_: object) -> Any:
         raise OSError("not sent")
 
-    ender: Any = None  # a failed send ends nothing
+    ender: Any = None  # not used: a send that fails ends nothing
     return AsyncTransactionMessages(Transaction(None, park=park, ender=ender, id="tx"))
 
 
 def run(
-    kind: type[Ops], results: dict[str, object], error: BaseException | None, **options: bool
+    steps_type: type[RecordingSteps],
+    results: dict[str, object],
+    error: BaseException | None,
+    **options: bool,
 ) -> tuple[list[str], AsyncTransactionMessages, BaseException | None]:
-    """Return the steps, the messages, and what was raised."""
+    """Run a transaction. Return its steps, its messages, and the exception that it raised."""
     tx = new_messages()
-    ops: Any = kind(tx, results)
+    ops: Any = steps_type(tx, results)
     steps = transaction_steps(tx, **options)
 
     async def run_both_parts() -> None:
         for failure in (None, error):
-            if kind is AsyncOps:
+            if steps_type is AsyncRecordingSteps:
                 await run_steps_async(steps, ops, failure)
             else:
                 run_steps(steps, ops, failure)
@@ -99,7 +102,7 @@ FAILED = ValueError("the block failed")
 CASES: list[tuple[str, dict[str, object], BaseException | None, list[str], object]] = [
     ("commit", {}, None, [*FLUSHED, "commit", "release_connection", "end COMMIT"], None),
     ("block fails", {}, FAILED, [*BEGUN, "roll_back", "end ROLLBACK"], FAILED),
-    ("Rollback is quiet", {}, Rollback(), [*BEGUN, "roll_back", "end ROLLBACK"], None),
+    ("Rollback is not raised", {}, Rollback(), [*BEGUN, "roll_back", "end ROLLBACK"], None),
     ("flush fails", {"flush": LOST}, None, [*FLUSHED, "roll_back", "end ROLLBACK"], LOST),
     ("rollback is uncertain", {"roll_back": "why"}, FAILED, [*BEGUN, "roll_back"], FAILED),
     ("rollback fails", {"roll_back": LOST}, FAILED, [*BEGUN, "roll_back"], FAILED),
@@ -142,20 +145,20 @@ CASES: list[tuple[str, dict[str, object], BaseException | None, list[str], objec
 ]
 
 
-@pytest.mark.parametrize("kind", [Ops, AsyncOps])
+@pytest.mark.parametrize("steps_type", [RecordingSteps, AsyncRecordingSteps])
 @pytest.mark.parametrize(
     ("results", "error", "expected", "raised"),
     [case[1:] for case in CASES],
     ids=[case[0] for case in CASES],
 )
-def test_steps_follow_each_other(
-    kind: type[Ops],
+def test_each_case_has_its_sequence_of_steps(
+    steps_type: type[RecordingSteps],
     results: dict[str, object],
     error: BaseException | None,
     expected: list[str],
     raised: object,
 ) -> None:
-    steps, tx, failure = run(kind, results, error)
+    steps, tx, failure = run(steps_type, results, error)
     assert steps == expected
     if inspect.isclass(raised):
         assert isinstance(failure, raised)
@@ -165,26 +168,26 @@ def test_steps_follow_each_other(
     assert (tx.outcome is not None and tx.outcome.verdict is Verdict.UNKNOWN) == is_left_open
 
 
-@pytest.mark.parametrize("kind", [Ops, AsyncOps])
-def test_a_transaction_that_cannot_begin_sends_nothing(kind: type[Ops]) -> None:
-    steps, tx, failure = run(kind, {"begin": LOST}, None)
+@pytest.mark.parametrize("steps_type", [RecordingSteps, AsyncRecordingSteps])
+def test_a_transaction_that_cannot_begin_sends_nothing(steps_type: type[RecordingSteps]) -> None:
+    steps, tx, failure = run(steps_type, {"begin": LOST}, None)
     assert (steps, failure) == (["begin"], LOST)
     assert tx.outcome is None
 
 
 def test_a_marker_that_cannot_be_inserted_rolls_back() -> None:
-    steps, _, failure = run(Ops, {"insert_marker": LOST}, None)
+    steps, _, failure = run(RecordingSteps, {"insert_marker": LOST}, None)
     assert (steps, failure) == ([*BEGUN, "roll_back", "end ROLLBACK"], LOST)
 
 
 def test_a_savepoint_that_cannot_be_released_is_rolled_back_without_reading_the_marker() -> None:
-    steps, _, failure = run(Ops, {"commit": LOST}, None, is_nested=True)
+    steps, _, failure = run(RecordingSteps, {"commit": LOST}, None, is_nested=True)
     assert (steps, failure) == ([*FLUSHED, "commit", "roll_back", "end ROLLBACK"], LOST)
 
 
 def test_an_error_after_the_commit_ended_the_messages_is_raised() -> None:
     tx = new_messages()
-    ops: Any = Ops(tx, {})
+    ops: Any = RecordingSteps(tx, {})
     steps = transaction_steps(tx)
     run_steps(steps, ops)
 
@@ -200,7 +203,7 @@ def test_an_error_after_the_commit_ended_the_messages_is_raised() -> None:
 
 def test_a_send_that_failed_rolls_back_even_if_the_block_caught_the_error() -> None:
     tx = new_messages()
-    ops: Any = Ops(tx, {})
+    ops: Any = RecordingSteps(tx, {})
     steps = transaction_steps(tx)
     run_steps(steps, ops)
     message: Any = None

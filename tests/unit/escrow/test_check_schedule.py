@@ -1,6 +1,8 @@
-"""The check schedule: never early, the oldest first, nothing lost."""
+"""The check schedule: no half is due early, the oldest comes first, and none is lost."""
 
 from __future__ import annotations
+
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +23,10 @@ def test_every_half_is_taken_once_and_not_before_its_time(
     for now_ms, count_max in [*takes, (10_000, 1_000)]:
         due = schedule.take_due(now_ms, count_max)
         assert len(due) <= count_max
-        taken = [remaining.pop(offset) for offset in due]
-        assert all(due_ms <= now_ms for due_ms in taken)
-        if len(due) < count_max:  # everything that is due, except in the slot that has not ended
+        taken_times = [remaining.pop(offset) for offset in due]
+        assert all(due_ms <= now_ms for due_ms in taken_times)
+        if len(due) < count_max:
+            # All due halves were taken, except those whose slot has not ended.
             assert all(due_ms > now_ms - SLOT_MS for due_ms in remaining.values())
     assert not remaining
 
@@ -35,7 +38,7 @@ def test_the_oldest_slot_comes_first(due_times: list[int]) -> None:
         schedule.add(offset, due_ms)
     slots = []
     while due := schedule.take_due(10_000, 1):
-        slots.append(-(-due_times[due[0]] // SLOT_MS))
+        slots.append(math.ceil(due_times[due[0]] / SLOT_MS))
     assert slots == sorted(slots)
     assert len(slots) == len(due_times)
 

@@ -1,4 +1,4 @@
-"""The check-back rule as a table: what to do now with an undecided half."""
+"""The rule for checks as a table: what happens now with an undecided half."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CONFIG = TransactionConfig(
 WRITERS = WriterTable([Writer("w", fence=5, batch=7)])
 
 
-def a_half(**changes: Any) -> Half:
-    """A half that is due now and was never checked."""
+def new_half(**changes: Any) -> Half:
+    """Return a half that is due now and was never checked. `changes` replaces fields."""
     fields: dict[str, Any] = {
         "queue_offset": 0,
         "log_offset": 0,
@@ -43,7 +43,7 @@ def a_half(**changes: Any) -> Half:
     return Half(**{**fields, **changes})
 
 
-def an_attempt(*, writer: str = "w", batch: int = 8, fence: int = 5) -> Attempt:
+def new_attempt(*, writer: str = "w", batch: int = 8, fence: int = 5) -> Attempt:
     return Attempt(writer, batch, "attempt", fence)
 
 
@@ -68,7 +68,7 @@ TABLE: list[tuple[str, dict[str, Any], Strand | Check | Wait | FollowWriter]] = 
         {"checks": 3, "last_remark": "timeout"},
         Strand("checked 3 times: 3 without an answer, last: timeout"),
     ),
-    ("old enough to keep", {"parked_ms": NOW_MS - 72 * HOUR_MS}, Check()),
+    ("at the maximum age", {"parked_ms": NOW_MS - 72 * HOUR_MS}, Check()),
     (
         "too old",
         {"parked_ms": NOW_MS - 72 * HOUR_MS - 1},
@@ -88,19 +88,19 @@ TABLE: list[tuple[str, dict[str, Any], Strand | Check | Wait | FollowWriter]] = 
     ),
     ("stranded", {"is_stranded": True, "reason": "checked 3 times"}, Wait(None)),
     ("unreadable", {"reason": "unreadable: bad CRC"}, Wait(None)),
-    ("attempt can still win", {"attempt": an_attempt()}, Wait(NOW_MS + 30_000)),
+    ("attempt can still win", {"attempt": new_attempt()}, Wait(NOW_MS + 30_000)),
     (
         "attempt can still win, own interval of the topic",
-        {"attempt": an_attempt(), "topic": "slow topic"},
+        {"attempt": new_attempt(), "topic": "slow topic"},
         Wait(NOW_MS + 90_000),
     ),
-    ("attempt of an unknown writer", {"attempt": an_attempt(writer="x")}, Wait(NOW_MS + 30_000)),
-    ("attempt of the decided batch", {"attempt": an_attempt(batch=7)}, FollowWriter("w")),
-    ("attempt of an earlier batch", {"attempt": an_attempt(batch=6)}, FollowWriter("w")),
-    ("attempt with an old fence", {"attempt": an_attempt(fence=4)}, FollowWriter("w")),
+    ("attempt of an unknown writer", {"attempt": new_attempt(writer="x")}, Wait(NOW_MS + 30_000)),
+    ("attempt of the decided batch", {"attempt": new_attempt(batch=7)}, FollowWriter("w")),
+    ("attempt of an earlier batch", {"attempt": new_attempt(batch=6)}, FollowWriter("w")),
+    ("attempt with an old fence", {"attempt": new_attempt(fence=4)}, FollowWriter("w")),
     (
         "attempt that is too old",
-        {"attempt": an_attempt(), "parked_ms": 0},
+        {"attempt": new_attempt(), "parked_ms": 0},
         Strand("open for more than 72 hours"),
     ),
 ]
@@ -110,11 +110,11 @@ TABLE: list[tuple[str, dict[str, Any], Strand | Check | Wait | FollowWriter]] = 
     ("changes", "step"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_next_step(changes: dict[str, Any], step: Strand | Check | Wait | FollowWriter) -> None:
-    assert next_step(a_half(**changes), NOW_MS, CONFIG, WRITERS, age_max_ms=AGE_MAX_MS) == step
+    assert next_step(new_half(**changes), NOW_MS, CONFIG, WRITERS, age_max_ms=AGE_MAX_MS) == step
 
 
 def test_next_step_changes_nothing() -> None:
     for _, changes, _ in TABLE:
-        half = a_half(**changes)
+        half = new_half(**changes)
         next_step(half, NOW_MS, CONFIG, WRITERS, age_max_ms=AGE_MAX_MS)
-        assert half == a_half(**changes)
+        assert half == new_half(**changes)

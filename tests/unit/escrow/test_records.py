@@ -1,4 +1,4 @@
-"""The records of a transaction, from the send to the message that consumers see."""
+"""The records of a transaction, from the send to the message that consumers get."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ from escrowmq.message.keys import tags_and_keys
 from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import LogOffset, NewRecord, StoredRecord, decode_record, encode_record
 from escrowmq.message.transaction import TransactionState
-from tests.support.broker_requests import a_send
-from tests.support.escrows import COMMIT, EscrowBench, an_end, position_of
+from tests.support.broker_requests import send_request
+from tests.support.escrows import COMMIT, EscrowBench, end_request, position_of
 from tests.support.stores import HOST
 
-SENT = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
+HALF_PROPERTIES = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
 
 
 def stored_record(record: NewRecord, *, log_offset: int = 0, queue_offset: int = 0) -> StoredRecord:
+    """Return a record as it is read from the log."""
     data = encode_record(record, queue_offset, log_offset, 1_000, HOST)
     return decode_record(data, 0, LogOffset(log_offset))
 
 
-def sent(properties: str = SENT, **changes: Any) -> NewRecord:
+def sent_record(properties: str = HALF_PROPERTIES, **changes: Any) -> NewRecord:
+    """Return a half as a producer sends it."""
     return NewRecord("T", 3, b"body", properties.encode(), **changes)
 
 
-def test_a_half_is_what_rocketmq_writes() -> None:
-    half = make_half(sent(flag=7, sys_flag=4 | 1, reconsume_times=2))
+def test_a_half_has_the_fields_that_rocketmq_writes() -> None:
+    half = make_half(sent_record(flag=7, sys_flag=4 | 1, reconsume_times=2))
     assert (half.topic, half.queue_id, half.body) == (names.HALF_TOPIC, 0, b"body")
     assert (half.flag, half.sys_flag, half.reconsume_times) == (7, 1, 2)
     assert decode_properties(half.properties) == {
@@ -64,7 +66,7 @@ def test_a_half_is_what_rocketmq_writes() -> None:
     }
 
 
-names_of_properties = st.sampled_from(
+property_names = st.sampled_from(
     [
         "a",
         "TAGS",
@@ -81,16 +83,27 @@ names_of_properties = st.sampled_from(
         "__transactionId__",
     ]
 )
-values = st.sampled_from(["true", "TRAN_MSG", "x", "TRAN_MSG\x01true", "REAL_TOPIC\x01y", "9", " "])
+property_values = st.sampled_from(
+    ["true", "TRAN_MSG", "x", "TRAN_MSG\x01true", "REAL_TOPIC\x01y", "9", " "]
+)
 
 
-@given(st.lists(st.tuples(names_of_properties, values), max_size=8), st.integers(0, 8))
-def test_consumers_see_what_was_sent(items: list[tuple[str, str]], at: int) -> None:
-    """Half, copy and final keep all other properties, wherever they are."""
-    items.insert(at, ("TRAN_MSG", "true"))
+# These are not delivered to consumers.
+INTERNAL_NAMES = {
+    *("TRAN_MSG", "REAL_TOPIC", "REAL_QID", "ESCROW_COPY_OF", "ESCROW_WRITER"),
+    *("TRANSACTION_CHECK_TIMES", "__transactionId__"),
+}
+
+
+@given(st.lists(st.tuples(property_names, property_values), max_size=8), st.integers(0, 8))
+def test_consumers_get_the_properties_that_were_sent(
+    items: list[tuple[str, str]], index: int
+) -> None:
+    """Half, copy and final keep all properties that are not internal, in any order."""
+    items.insert(index, ("TRAN_MSG", "true"))
     items.append(("UNIQ_KEY", "k"))
     text = "".join(f"{name}\x01{value}\x02" for name, value in items)
-    record = sent(text)
+    record = sent_record(text)
     half = stored_record(make_half(record), log_offset=50)
     facts = parse_half(half)
     assert facts is not None
@@ -104,63 +117,64 @@ def test_consumers_see_what_was_sent(items: list[tuple[str, str]], at: int) -> N
         final = make_final(source, facts.topic, facts.queue_id)
         assert (final.topic, final.queue_id, final.body) == ("T", 3, b"body")
         assert (final.prepared_offset, final.sys_flag) == (source.log_offset, 8)
-        seen = decode_properties(final.properties)
-        gone = {"TRAN_MSG", "REAL_TOPIC", "REAL_QID", "ESCROW_COPY_OF", "ESCROW_WRITER"}
-        gone |= {"TRANSACTION_CHECK_TIMES", "__transactionId__"}
-        wanted = {n: v for n, v in decode_properties(record.properties).items() if n not in gone}
-        seen.pop("TRANSACTION_CHECK_TIMES", None)
-        assert seen == wanted
+        delivered = decode_properties(final.properties)
+        delivered.pop("TRANSACTION_CHECK_TIMES", None)
+        expected = decode_properties(record.properties)
+        for name in INTERNAL_NAMES:
+            expected.pop(name, None)
+        assert delivered == expected
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        SENT,
-        SENT[:-1],
+        HALF_PROPERTIES,
+        HALF_PROPERTIES[:-1],
         "UNIQ_KEY\x01k\x02TRAN_MSG\x01true\x02",
         "UNIQ_KEY\x01k\x02PGROUP\x01\x02TRAN_MSG\x01true\x02",
         "a\x01b\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02KEYS\x01x y\x02",
         "UNIQ_KEY\x01k0\x02TRAN_MSG\x01true\x02UNIQ_KEY\x01k\x02XPGROUP\x01x\x02PGROUP\x01p",
-        SENT + "TAGS\x01a\x02KEYS\x01 x  y ",
-        SENT + "TAGS\x01a\x02TAGS\x01\x02KEYS\x01x\x02KEYS\x01\x02",
-        SENT + "TAGS\x01\u00e9\x02KEYS\x01\u4e2d \u6587\x02XTAGS\x01b\x02XKEYS\x01z",
+        HALF_PROPERTIES + "TAGS\x01a\x02KEYS\x01 x  y ",
+        HALF_PROPERTIES + "TAGS\x01a\x02TAGS\x01\x02KEYS\x01x\x02KEYS\x01\x02",
+        HALF_PROPERTIES + "TAGS\x01\u00e9\x02KEYS\x01\u4e2d \u6587\x02XTAGS\x01b\x02XKEYS\x01z",
     ],
 )
 def test_the_fast_path_makes_the_same_half_as_the_general_one(text: str) -> None:
     added = "CLUSTER\x01C\x02"
-    properties, of_final, group, key, derived = make_plain_half(text, added, "T", 3)
-    facts = parse_half(stored_record(NewRecord(names.HALF_TOPIC, 0, b"body", properties)))
-    end = "" if text.endswith("\x02") else "\x02"
-    long_way = parse_half(stored_record(make_half(sent(text + end + added))))
-    assert facts == long_way
+    properties, final_properties, group, key, derived = make_plain_half(text, added, "T", 3)
+    half = stored_record(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
+    facts = parse_half(half)
+    separator = "" if text.endswith("\x02") else "\x02"
+    general = parse_half(stored_record(make_half(sent_record(text + separator + added))))
+    assert facts == general
     assert facts is not None
     assert (facts.group, facts.key) == (group, key)
-    stored = stored_record(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
-    assert of_final == make_final(stored, "T", 3).properties
-    found = tags_and_keys("T", of_final, 0)
-    assert found == tags_and_keys(names.HALF_TOPIC, properties, 0)
-    assert derived in (found, None)
-    assert derived is not None or "\x01\x02" in text, "only an empty value takes the long way"
+    assert final_properties == make_final(half, "T", 3).properties
+    parsed = tags_and_keys("T", final_properties, 0)
+    assert parsed == tags_and_keys(names.HALF_TOPIC, properties, 0)
+    assert derived in (parsed, None)
+    assert derived is not None or "\x01\x02" in text, "only an empty value has to be parsed later"
 
 
-@given(st.lists(st.tuples(names_of_properties, values), max_size=8), st.integers(0, 8))
-def test_plain_properties_are_parsed_as_any_others(items: list[tuple[str, str]], at: int) -> None:
-    items.insert(at, ("TRAN_MSG", "true"))
+@given(st.lists(st.tuples(property_names, property_values), max_size=8), st.integers(0, 8))
+def test_the_fast_path_equals_the_general_one_for_any_plain_properties(
+    items: list[tuple[str, str]], index: int
+) -> None:
+    items.insert(index, ("TRAN_MSG", "true"))
     items.append(("UNIQ_KEY", "k"))
     text = "".join(f"{name}\x01{value}\x02" for name, value in items)
     assume(is_plain_half(text))
-    properties, of_final, group, key, derived = make_plain_half(text, "", "T", 3)
+    properties, final_properties, group, key, derived = make_plain_half(text, "", "T", 3)
     half = stored_record(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
-    assert parse_half(half) == parse_half(make_half(sent(text)))
-    assert of_final == make_final(half, "T", 3).properties
-    assert (
-        derived == tags_and_keys("T", of_final, 0) == tags_and_keys(names.HALF_TOPIC, properties, 0)
-    )
+    assert parse_half(half) == parse_half(make_half(sent_record(text)))
+    assert final_properties == make_final(half, "T", 3).properties
+    assert derived == tags_and_keys("T", final_properties, 0)
+    assert derived == tags_and_keys(names.HALF_TOPIC, properties, 0)
     assert (group, key) == (decode_properties(text.encode()).get("PGROUP", ""), b"k")
 
 
 @pytest.mark.parametrize(
-    ("properties", "parked"),
+    ("properties", "is_parked"),
     [
         ("TRAN_MSG\x01true\x02UNIQ_KEY\x01k\x02", True),
         ("UNIQ_KEY\x01k\x02TRAN_MSG\x01true", True),  # no separator at the end
@@ -173,14 +187,14 @@ def test_plain_properties_are_parsed_as_any_others(items: list[tuple[str, str]],
         ("TRAN_MSG\x01True\x02UNIQ_KEY\x01k\x02", True),
     ],
 )
-def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -> None:
+def test_only_the_property_tran_msg_makes_a_send_a_half(properties: str, is_parked: bool) -> None:
     bench = EscrowBench()
-    bench.turn(a_send(body=b"x", properties=properties))
-    position = position_of(bench.channel.answer())
-    assert bench.bodies() == ([] if parked else [b"x"])
-    assert len(bench.coordinator.halves) == parked
-    if parked:
-        assert bench.request(an_end(position, COMMIT, group="")).code == 0
+    bench.turn(send_request(body=b"x", properties=properties))
+    position = position_of(bench.channel.response())
+    assert bench.bodies() == ([] if is_parked else [b"x"])
+    assert len(bench.coordinator.halves) == is_parked
+    if is_parked:
+        assert bench.request(end_request(position, COMMIT, group="")).code == 0
         [record] = bench.messages()
         assert "TRAN_MSG" not in decode_properties(record.properties)
         assert bytes(record.body) == b"x"
@@ -241,36 +255,32 @@ def test_an_invalid_immunity_time_means_the_setting_of_the_broker(text: str) -> 
         (b"1" * 30, None),
     ],
 )
-def test_an_op_is_one_number_or_several(body: bytes, halves: list[int] | None) -> None:
-    found = decode_op(stored_record(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01d\x02")))
-    assert (None if found is None else found.half_offsets) == halves
-    if found is not None:
-        assert found.state is None  # RocketMQ does not say how it ended
+def test_an_op_names_one_half_or_several(body: bytes, halves: list[int] | None) -> None:
+    op = decode_op(stored_record(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01d\x02")))
+    assert (None if op is None else op.half_offsets) == halves
+    if op is not None:
+        assert op.state is None  # RocketMQ's ops do not have it
     assert decode_op(stored_record(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01x\x02"))) is None
 
 
 @pytest.mark.parametrize("state", TransactionState)
-def test_an_op_of_ours_says_how_it_ended(state: TransactionState) -> None:
+def test_an_op_of_escrowmq_has_the_state_and_the_reason(state: TransactionState) -> None:
     record = make_op(
         7, state, "producer 1.2.3.4:5", "because\x02of\x01it", previous_offsets=(3, 5), now_ms=9
     )
-    assert record.body == b"7"  # which every RocketMQ can read
-    found = decode_op(stored_record(record))
-    assert found is not None
-    assert (found.half_offsets, found.previous_offsets, found.state) == ([7], [3, 5], state)
-    assert (found.by, found.reason) == ("producer 1.2.3.4:5", "because of it")
+    assert record.body == b"7"  # every version of RocketMQ can read this
+    op = decode_op(stored_record(record))
+    assert op is not None
+    assert (op.half_offsets, op.previous_offsets, op.state) == ([7], [3, 5], state)
+    assert (op.by, op.reason) == ("producer 1.2.3.4:5", "because of it")
 
 
 @pytest.mark.parametrize(
     "properties", [{}, {"REAL_QID": "1"}, {"REAL_TOPIC": "T", "REAL_QID": "x"}]
 )
-def test_properties_without_topic_and_queue_are_no_half(properties: dict[str, str]) -> None:
-    assert (
-        parse_half(
-            stored_record(NewRecord(names.HALF_TOPIC, 0, b"", encode_properties(properties)))
-        )
-        is None
-    )
+def test_a_record_without_a_real_topic_and_queue_is_no_half(properties: dict[str, str]) -> None:
+    record = NewRecord(names.HALF_TOPIC, 0, b"", encode_properties(properties))
+    assert parse_half(stored_record(record)) is None
 
 
 @pytest.mark.parametrize(
@@ -283,7 +293,7 @@ def test_properties_without_topic_and_queue_are_no_half(properties: dict[str, st
         ({"ESCROW_WRITER": ""}, None),
     ],
 )
-def test_an_attempt_names_writer_and_batch(
+def test_an_attempt_needs_a_writer_and_a_valid_batch(
     changes: dict[str, str], expected: Attempt | None
 ) -> None:
     properties = {
@@ -296,7 +306,7 @@ def test_an_attempt_names_writer_and_batch(
 
 
 def test_a_stranded_message_has_the_reason() -> None:
-    half = stored_record(make_half(sent(flag=7)))
+    half = stored_record(make_half(sent_record(flag=7)))
     record = make_stranded(half, "checked 3 times")
     assert (record.topic, record.queue_id, record.flag) == (names.STRANDED_TOPIC, 0, 7)
     assert decode_properties(record.properties)["ESCROW_REASON"] == "checked 3 times"

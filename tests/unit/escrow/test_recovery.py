@@ -9,49 +9,43 @@ import pytest
 
 from escrowmq.escrow.records import make_copy
 from escrowmq.message import names
-from escrowmq.message.properties import change_properties, encode_properties
-from escrowmq.message.record import LogOffset, NewRecord, StoredRecord, copy_record
-from tests.support.broker_requests import a_send, bodies, stored
+from escrowmq.message.record import LogOffset, NewRecord
+from tests.support.broker_requests import bodies, send_request, stored_records
 from tests.support.escrows import (
     COMMIT,
-    CURSOR_GROUP,
     ESCROW,
     ROLLBACK,
     EscrowBench,
     HalfPosition,
-    a_batch_decision,
-    a_half,
-    a_writer_query,
-    an_end,
-    an_end_of_many,
     append_final_without_op,
+    decide_batch_request,
+    end_many_request,
+    end_request,
+    half_request,
+    query_writer_request,
     sent_checks,
     writer_state,
 )
-from tests.support.stores import HOST, NOW_MS
+from tests.support.rocketmq_directories import RocketMQDirectory, record_position
+from tests.support.stores import NOW_MS
 
 OPEN, COMMITTED, ROLLED_BACK = "open", "committed", "rolled_back"
 ATTEMPT: Final = {"ESCROW_WRITER": "w", "ESCROW_BATCH": "0", "ESCROW_ATTEMPT": "a"}
-
-
-def save_snapshot(bench: EscrowBench) -> None:
-    bench.store.flush()
-    bench.broker.transactions.save(force=True)
 
 
 # --- the table of crashes ------------------------------------------------------------------------
 
 
 def end_with(verdict: int) -> Callable[[EscrowBench, list[HalfPosition]], None]:
-    return lambda bench, positions: bench.turn(an_end(positions[0], verdict))
+    return lambda bench, positions: bench.turn(end_request(positions[0], verdict))
 
 
 def commit_both(bench: EscrowBench, positions: list[HalfPosition]) -> None:
-    bench.turn(an_end_of_many([*positions], COMMIT))
+    bench.turn(end_many_request([*positions], COMMIT))
 
 
 def decide_batch(bench: EscrowBench, positions: list[HalfPosition]) -> None:
-    bench.turn(a_batch_decision(0, 0, [("a", 1)]))
+    bench.turn(decide_batch_request(0, 0, [("a", 1)]))
 
 
 def strand(bench: EscrowBench, positions: list[HalfPosition]) -> None:
@@ -71,10 +65,11 @@ def move_halves(bench: EscrowBench, positions: list[HalfPosition]) -> None:
 
 
 def park(bench: EscrowBench, positions: list[HalfPosition]) -> None:
-    bench.turn(a_half("third"))
+    bench.turn(half_request("third"))
 
 
-# What is appended, and the states of both halves when the first 0, 1, 2, … records are complete.
+# For each step: a function that appends its records, and the states of both halves when the first
+# 0, 1, 2, … of these records are complete.
 CRASHES: Final = {
     "a half": (park, [(OPEN, OPEN)] * 2),
     "a commit": (end_with(COMMIT), [(OPEN, OPEN)] + [(COMMITTED, OPEN)] * 2),
@@ -86,17 +81,14 @@ CRASHES: Final = {
 }
 
 
-@pytest.mark.parametrize("with_snapshot", [True, False], ids=["noted", "without a note"])
-@pytest.mark.parametrize("what", CRASHES)
-def test_a_crash_at_any_byte_leaves_all_or_nothing(what: str, with_snapshot: bool) -> None:
-    step, expected = CRASHES[what]
+@pytest.mark.parametrize("with_snapshot", [True, False], ids=["snapshot", "no snapshot"])
+@pytest.mark.parametrize("name", CRASHES)
+def test_a_crash_at_any_byte_leaves_all_or_nothing(name: str, with_snapshot: bool) -> None:
+    step, expected = CRASHES[name]
     bench = EscrowBench()
-    attempts = [{**ATTEMPT, "ESCROW_ATTEMPT": "b"}, ATTEMPT] if what == "a batch" else [{}, {}]
-    positions = [
-        bench.park("k0", **attempts[0]),
-        bench.park("k1", **attempts[1]),
-    ]
-    save_snapshot(bench)
+    attempts = [{**ATTEMPT, "ESCROW_ATTEMPT": "b"}, ATTEMPT] if name == "a batch" else [{}, {}]
+    positions = [bench.park("k0", **attempts[0]), bench.park("k1", **attempts[1])]
+    bench.save_snapshot()
     if not with_snapshot:
         bench.disk.remove("escrowmq.escrow")
     begin = bench.store.end
@@ -104,20 +96,22 @@ def test_a_crash_at_any_byte_leaves_all_or_nothing(what: str, with_snapshot: boo
     end = bench.store.end
     sizes = [record.size for record in bench.store.records(begin)]
     assert len(sizes) == len(expected) - 1
-    at: int = begin
+    start: int = begin
     for size, states in zip([*sizes, 1], expected, strict=True):
-        for position in sorted({at, at + 1, at + size // 2, at + size - 1} & {*range(at, end + 1)}):
-            again = bench.truncated(position)
+        cuts = {start, start + 1, start + size // 2, start + size - 1}
+        for cut in sorted(cuts & {*range(start, end + 1)}):
+            restarted = bench.truncated(cut)
             for _ in range(2):
-                check_states(again, positions, states)
-                again = again.killed(with_snapshot=with_snapshot)
-            finish(again, positions, states)
-        at += size
+                check_states(restarted, positions, states)
+                restarted = restarted.killed(with_snapshot=with_snapshot)
+            check_decisions(restarted, positions, states)
+        start += size
 
 
 def check_states(
     bench: EscrowBench, positions: list[HalfPosition], states: tuple[str, str]
 ) -> None:
+    """Check the states, the delivered messages and RocketMQ's half cursor."""
     assert tuple(bench.state_in_memory(position) for position in positions) == states
     delivered = sorted(b"k%d" % number for number, state in enumerate(states) if state == COMMITTED)
     assert sorted(bench.bodies()) == delivered
@@ -128,27 +122,29 @@ def check_states(
     assert bench.cursors()[0] <= first_open
 
 
-def finish(bench: EscrowBench, positions: list[HalfPosition], states: tuple[str, str]) -> None:
-    """Open halves can be decided, decided ones cannot be changed, and each is delivered once."""
+def check_decisions(
+    bench: EscrowBench, positions: list[HalfPosition], states: tuple[str, str]
+) -> None:
+    """Check that open halves can be committed, and that decided ones cannot be changed."""
     for position, state in zip(positions, states, strict=True):
-        is_lost = state == ROLLED_BACK
-        assert bench.end(position, COMMIT).code == (3701 if is_lost else 0)
-        assert bench.end(position, ROLLBACK).code == (0 if is_lost else 3701)
+        is_rolled_back = state == ROLLED_BACK
+        assert bench.end(position, COMMIT).code == (3701 if is_rolled_back else 0)
+        assert bench.end(position, ROLLBACK).code == (0 if is_rolled_back else 3701)
     delivered = [b"k%d" % number for number in range(2) if states[number] != ROLLED_BACK]
     assert sorted(bench.bodies()) == delivered
-    again = bench.killed(with_snapshot=False)
-    assert sorted(again.bodies()) == delivered
-    assert again.coordinator.halves.find(positions[0].queue_offset) is None
+    restarted = bench.killed(with_snapshot=False)
+    assert sorted(restarted.bodies()) == delivered
+    assert restarted.coordinator.halves.find(positions[0].queue_offset) is None
 
 
 def test_an_ordinary_message_is_not_taken_for_a_final_of_the_half_at_log_offset_0() -> None:
-    """0 is also the prepared offset of every message without a half."""
+    """Every message without a half has the prepared offset 0 too."""
     bench = EscrowBench()
     position = bench.park("k")
     assert position == (0, 0)
-    bench.turn(a_send(body=b"x", properties="UNIQ_KEY\x01k\x02"))  # the same key, and no final
+    bench.turn(send_request(body=b"x", properties="UNIQ_KEY\x01k\x02"))  # has the same key
     for sys_flag in (8, 0):
-        bench.turn(a_send(body=b"y", properties="UNIQ_KEY\x01u\x02", sys_flag=sys_flag))
+        bench.turn(send_request(body=b"y", properties="UNIQ_KEY\x01u\x02", sys_flag=sys_flag))
         bench = bench.killed(with_snapshot=False)
         assert bench.state(position) == OPEN
     assert bench.end(position, COMMIT).code == 0
@@ -180,9 +176,9 @@ def test_a_moved_half_of_a_batch_is_counted_once() -> None:
     bench = EscrowBench()
     position = bench.park("k", **ATTEMPT)
     move_halves(bench, [position])
-    again = bench.killed()
-    assert again.request(a_batch_decision(0, 0, [("a", 1)])).code == 0
-    assert again.bodies() == [b"k"]
+    restarted = bench.killed()
+    assert restarted.request(decide_batch_request(0, 0, [("a", 1)])).code == 0
+    assert restarted.bodies() == [b"k"]
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
@@ -190,20 +186,20 @@ def test_the_number_of_checks_survives_a_crash(with_snapshot: bool) -> None:
     bench = EscrowBench()
     bench.park("k")
     bench.tick(ESCROW.immunity_ms)
-    save_snapshot(bench)
+    bench.save_snapshot()
     bench.tick(ESCROW.check_interval_ms)
     bench.store.flush()
-    again = bench.killed(with_snapshot=with_snapshot)
-    [half] = again.coordinator.halves
+    restarted = bench.killed(with_snapshot=with_snapshot)
+    [half] = restarted.coordinator.halves
     assert half.checks == 2
-    assert half.due_ms == again.now_ms + ESCROW.check_interval_ms
+    assert half.due_ms == restarted.now_ms + ESCROW.check_interval_ms
 
 
 def test_an_unusable_snapshot_is_ignored() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     bench.end(position, COMMIT)
-    save_snapshot(bench)
+    bench.save_snapshot()
     bench.store.abandon()
     for content in (b"", b"abc", b"\0" * 40):
         file = bench.disk.create("escrowmq.escrow", len(content))
@@ -214,20 +210,22 @@ def test_an_unusable_snapshot_is_ignored() -> None:
 
 
 def test_a_snapshot_is_not_ahead_of_the_log() -> None:
-    """A power cut removes the end of the log. No snapshot of it may remain, not even one that fits
-    again when the log has grown."""
+    """A power cut removes the end of the log, and no snapshot of the removed part may remain.
+
+    When the log has grown again, such a snapshot would seem to fit.
+    """
     bench = EscrowBench()
     position = bench.park("k")
     bench.store.flush()
-    bench.turn(an_end(position, COMMIT))
+    bench.turn(end_request(position, COMMIT))
     for _ in range(2):
-        bench.broker.transactions.save(force=True)  # it waits for the flush
-    again = bench.power_cut()
-    assert again.state(position) == OPEN
-    assert again.bodies() == []
+        bench.broker.transactions.save(force=True)  # writes nothing before the flush
+    restarted = bench.power_cut()
+    assert restarted.state(position) == OPEN
+    assert restarted.bodies() == []
     for number in range(5):
-        again.park(f"other {number}")
-    last = again.killed()
+        restarted.park(f"other {number}")
+    last = restarted.killed()
     assert last.state(position) == OPEN
     assert last.end(position, ROLLBACK).code == 0
 
@@ -236,98 +234,39 @@ def test_cursors_are_not_ahead_of_the_log() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     bench.store.flush()
-    bench.turn(an_end(position, ROLLBACK))
+    bench.turn(end_request(position, ROLLBACK))
     for _ in range(3):
         bench.tick()
         bench.broker.save()
-    again = bench.power_cut()
-    assert again.cursors()[0] == 0
-    assert again.state(position) == OPEN
+    restarted = bench.power_cut()
+    assert restarted.cursors()[0] == 0
+    assert restarted.state(position) == OPEN
 
 
 def test_writers_are_recovered_with_and_without_a_snapshot() -> None:
     bench = EscrowBench()
-    bench.request(a_batch_decision(4, 0, []))
+    bench.request(decide_batch_request(4, 0, []))
     for with_snapshot in (False, True):
-        save_snapshot(bench)
+        bench.save_snapshot()
         bench = bench.killed(with_snapshot=with_snapshot)
-        assert writer_state(bench.request(a_writer_query())).batch == 4
+        assert writer_state(bench.request(query_writer_request())).batch == 4
 
 
 # --- directories of RocketMQ ---------------------------------------------------------------------
 
 
-class RocketMQDirectory:
-    """A directory in which RocketMQ parks, checks and decides."""
-
-    def __init__(self) -> None:
-        self.bench = EscrowBench()
-        self.store = self.bench.store
-
-    def half(self, key: str, **properties: str) -> StoredRecord:
-        text = {"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": key, **properties}
-        text |= {"REAL_TOPIC": "T", "REAL_QID": "0"}
-        record = NewRecord(
-            names.HALF_TOPIC, 0, key.encode(), encode_properties(text), born_host=HOST
-        )
-        return self._append(record)
-
-    def put_back(self, half: StoredRecord, checks: int = 1) -> StoredRecord:
-        """Append a copy to the half queue, as RocketMQ does for every check."""
-        properties = change_properties(
-            half.properties, update={"TRANSACTION_CHECK_TIMES": str(checks)}
-        )
-        return self._append(
-            copy_record(half, topic=names.HALF_TOPIC, queue_id=0, properties=properties)
-        )
-
-    def deliver(self, half: StoredRecord) -> None:
-        self._append(
-            NewRecord(
-                "T",
-                0,
-                bytes(half.body),
-                half.properties,
-                sys_flag=8,
-                prepared_offset=half.log_offset,
-            )
-        )
-
-    def op(self, *halves: StoredRecord, commas: bool = True) -> None:
-        body = "".join(f"{half.queue_offset}," for half in halves)
-        body = body if commas else body.rstrip(",")
-        self._append(NewRecord(names.OP_TOPIC, 0, body.encode(), b"TAGS\x01d\x02"))
-
-    def opened(self, half_cursor: int = 0, op_cursor: int = 0) -> EscrowBench:
-        offsets = self.bench.broker.offsets
-        offsets.commit(names.HALF_TOPIC, CURSOR_GROUP, 0, half_cursor)
-        offsets.commit(names.OP_TOPIC, CURSOR_GROUP, 0, op_cursor)
-        self.bench.broker.save()
-        again = self.bench.killed()
-        again.heartbeat(again.channel, "p")
-        return again
-
-    def _append(self, record: NewRecord) -> StoredRecord:
-        [position] = self.store.append([record], now_ms=NOW_MS)
-        return self.store.record_at(position.log_offset)
-
-
-def position(record: StoredRecord) -> HalfPosition:
-    return HalfPosition(record.queue_offset, record.log_offset)
-
-
 @pytest.mark.parametrize("commas", [True, False])
 def test_halves_and_ops_of_rocketmq_are_read(commas: bool) -> None:
     rocketmq = RocketMQDirectory()
-    open_one, committed, rolled_back = (rocketmq.half(key) for key in ("o", "c", "r"))
+    open_half, committed, rolled_back = (rocketmq.half(key) for key in ("o", "c", "r"))
     rocketmq.deliver(committed)
     rocketmq.op(committed, commas=commas)
     rocketmq.op(rolled_back, commas=commas)
     bench = rocketmq.opened()
     assert [half.key for half in bench.coordinator.halves] == [b"o"]
-    assert bench.end(position(committed), COMMIT).code == 0
-    assert bench.end(position(rolled_back), COMMIT).code == 3701
-    assert bench.end(position(open_one), COMMIT).code == 0
+    assert bench.end(record_position(committed), COMMIT).code == 0
+    assert bench.end(record_position(rolled_back), COMMIT).code == 3701
+    assert bench.end(record_position(open_half), COMMIT).code == 0
     assert bench.bodies() == [b"c", b"o"]
 
 
@@ -340,7 +279,7 @@ def test_a_half_that_rocketmq_delivered_without_an_op_is_not_checked() -> None:
     bench = rocketmq.opened()
     bench.tick(ESCROW.immunity_ms)
     assert [key for key, _ in sent_checks(bench.channel)] == ["another"]
-    assert bench.end(position(half), COMMIT).code == 0
+    assert bench.end(record_position(half), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
@@ -351,39 +290,39 @@ def test_older_copies_by_rocketmq_lead_to_the_newest() -> None:
     third = rocketmq.put_back(second, 2)
     bench = rocketmq.opened(half_cursor=2)
     bench.tick(ESCROW.immunity_ms)
-    assert sent_checks(bench.channel) == [("k", position(third))]
-    assert bench.end(position(first), COMMIT).code == 0
+    assert sent_checks(bench.channel) == [("k", record_position(third))]
+    assert bench.end(record_position(first), COMMIT).code == 0
     for record in (first, second, third):
-        assert bench.end(position(record), COMMIT).code == 0
-        assert bench.end(position(record), ROLLBACK).code == 3701
+        assert bench.end(record_position(record), COMMIT).code == 0
+        assert bench.end(record_position(record), ROLLBACK).code == 3701
     assert bench.bodies() == [b"k"]
-    again = bench.killed(with_snapshot=False)
-    assert len(again.coordinator.halves) == 0
-    assert again.end(position(second), COMMIT).code == 0
+    restarted = bench.killed(with_snapshot=False)
+    assert len(restarted.coordinator.halves) == 0
+    assert restarted.end(record_position(second), COMMIT).code == 0
 
 
-def test_halves_before_the_cursor_of_rocketmq_are_done() -> None:
+def test_halves_before_the_cursor_of_rocketmq_are_decided() -> None:
     rocketmq = RocketMQDirectory()
-    passed, open_one = rocketmq.half("passed"), rocketmq.half("open")
+    passed, open_half = rocketmq.half("passed"), rocketmq.half("open")
     bench = rocketmq.opened(half_cursor=1)
     assert [half.key for half in bench.coordinator.halves] == [b"open"]
-    assert bench.end(position(passed), COMMIT).code != 0
-    assert bench.end(position(open_one), ROLLBACK).code == 0
+    assert bench.end(record_position(passed), COMMIT).code != 0
+    assert bench.end(record_position(open_half), ROLLBACK).code == 0
     assert bench.bodies() == []
 
 
 def test_a_half_without_a_topic_is_ignored() -> None:
     rocketmq = RocketMQDirectory()
-    rocketmq._append(NewRecord(names.HALF_TOPIC, 0, b"x", b"TRAN_MSG\x01true\x02"))
-    good = rocketmq.half("k")
+    rocketmq.append(NewRecord(names.HALF_TOPIC, 0, b"x", b"TRAN_MSG\x01true\x02"))
+    half = rocketmq.half("k")
     bench = rocketmq.opened()
-    assert bench.end(position(good), COMMIT).code == 0
+    assert bench.end(record_position(half), COMMIT).code == 0
     assert bench.end((0, 0), COMMIT).code == 1
     assert bench.bodies() == [b"k"]
 
 
-def test_rocketmq_finds_the_open_halves_in_our_directory() -> None:
-    """From the cursors on, the halves without an op are the open ones."""
+def test_rocketmq_finds_the_open_halves_in_a_directory_of_escrowmq() -> None:
+    """RocketMQ treats the halves that have no op, from its cursors on, as open."""
     bench = EscrowBench()
     positions = [bench.park(f"k{number}") for number in range(9)]
     for number in (0, 1, 3, 4, 7):
@@ -413,7 +352,7 @@ def open_for_rocketmq(bench: EscrowBench) -> list[bytes]:
     """Return the halves from the half cursor on that have no op from the op cursor on."""
     half_cursor, op_cursor = bench.cursors()
     ops = {int(body) for body in bodies(bench.store, names.OP_TOPIC)[op_cursor:]}
-    halves = stored(bench.store, names.HALF_TOPIC)[half_cursor:]
+    halves = stored_records(bench.store, names.HALF_TOPIC)[half_cursor:]
     undecided = [record for record in halves if record.queue_offset not in ops]
     tracked = {half.queue_offset for half in bench.coordinator.halves}
     assert {record.queue_offset for record in undecided} == tracked
@@ -424,7 +363,7 @@ def open_for_rocketmq(bench: EscrowBench) -> list[bytes]:
 def test_a_crash_during_recovery_does_not_lose_the_commit_that_lacks_its_op(
     whole_records: int,
 ) -> None:
-    """Recovery finds such a final only at the end of the log, so it completes it first."""
+    """Recovery looks for such a final only at the end of the log, so it appends its op first."""
     bench = EscrowBench()
     moved = bench.park("moved")
     record = bench.store.record_at(LogOffset(moved.log_offset))
@@ -438,7 +377,7 @@ def test_a_crash_during_recovery_does_not_lose_the_commit_that_lacks_its_op(
     appended = [*recovered.store.records(log_end)]
     assert [record.topic for record in appended] == [names.OP_TOPIC] * 2
     ends = [log_end, *(record.log_offset + record.size for record in appended)]
-    again = recovered.truncated(ends[whole_records])
-    assert again.state(committed) == COMMITTED
-    assert again.bodies() == [b"k"]
-    assert again.state(moved) == OPEN
+    restarted = recovered.truncated(ends[whole_records])
+    assert restarted.state(committed) == COMMITTED
+    assert restarted.bodies() == [b"k"]
+    assert restarted.state(moved) == OPEN

@@ -1,7 +1,7 @@
-"""Recovery with unreadable records: each is skipped, and all others count.
+"""Recovery with unreadable records: each of them is skipped, and all others count.
 
-A record is unreadable in one of two ways. Its queue entry still points at it and its body does not
-check out; or the queues were rebuilt around the damage, and a blank entry stands in its position.
+A record is unreadable in one of two ways. Either its queue entry still points to it and the CRC of
+its body is wrong, or the queue was rebuilt after the damage and has a blank entry in its place.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import pytest
 
 from escrowmq.message import names
 from escrowmq.message.record import NewRecord, StoredRecord
-from tests.support.broker_requests import stored
+from tests.support.broker_requests import stored_records
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
     ROLLBACK,
     EscrowBench,
-    a_batch_decision,
-    a_writer_query,
+    decide_batch_request,
+    query_writer_request,
     writer_state,
 )
+from tests.support.rocketmq_directories import RocketMQDirectory, record_position
 from tests.support.stores import NOW_MS
-from tests.unit.escrow.test_recovery import RocketMQDirectory, position
 
-BODY_AT: Final = 88  # bytes into a record
+BODY_INDEX: Final = 88  # of the body in an encoded record
 OP_PROPERTIES: Final = b"TAGS\x01d\x02"
 
 both_kinds_of_damage = pytest.mark.parametrize(
@@ -35,10 +35,10 @@ both_kinds_of_damage = pytest.mark.parametrize(
 
 
 def make_unreadable(bench: EscrowBench, record: StoredRecord, *, has_entry: bool = True) -> None:
-    """Damage a durable record; without an entry, make the next start rebuild its queue."""
+    """Damage a durable record. Without has_entry, the next start has to rebuild its queue."""
     bench.store.checkpoint()
     file = bench.disk.open(f"commitlog/{0:020d}")
-    file.write_at(record.log_offset + BODY_AT, bytes([bytes(record.body)[0] ^ 0xFF]))
+    file.write_at(record.log_offset + BODY_INDEX, bytes([bytes(record.body)[0] ^ 0xFF]))
     file.close()
     if not has_entry:
         directory = f"consumequeue/{record.topic}/{record.queue_id}"
@@ -51,7 +51,7 @@ def append(bench: EscrowBench, topic: str, body: bytes, properties: bytes = b"")
 
 
 def advanced_cursors(bench: EscrowBench) -> tuple[int, int]:
-    """Return the cursors after they have advanced and the log is flushed."""
+    """Return the cursors after everything is flushed and they have advanced."""
     for _ in range(2):
         bench.tick()
         bench.store.flush()
@@ -70,7 +70,7 @@ def advanced_cursors(bench: EscrowBench) -> tuple[int, int]:
         (b"9" * 19, OP_PROPERTIES),
         (b"1", b"TAGS\x01x\x02"),
     ],
-    ids=["no number", "a number and no number", "nothing", "too large", "another tag"],
+    ids=["no number", "one invalid number", "empty", "too large", "another tag"],
 )
 @pytest.mark.parametrize("is_last", [True, False], ids=["last", "between others"])
 def test_an_op_that_names_no_half_decides_nothing(
@@ -84,12 +84,12 @@ def test_an_op_that_names_no_half_decides_nothing(
     append(bench, names.OP_TOPIC, body, properties)
     if not is_last:
         bench.end(last, ROLLBACK)
-    again = bench.killed(with_snapshot=False)
-    states = [again.state_in_memory(half) for half in (committed, still_open, last)]
+    restarted = bench.killed(with_snapshot=False)
+    states = [restarted.state_in_memory(half) for half in (committed, still_open, last)]
     assert states == ["committed", "open", "rolled_back"]
-    assert advanced_cursors(again) == (1, 1 if is_last else 2)
-    assert again.end(still_open, ROLLBACK).code == 0
-    assert advanced_cursors(again) == (3, 4)
+    assert advanced_cursors(restarted) == (1, 1 if is_last else 2)
+    assert restarted.end(still_open, ROLLBACK).code == 0
+    assert advanced_cursors(restarted) == (3, 4)
 
 
 def test_the_op_cursor_passes_an_op_that_names_no_half_at_the_end_of_its_queue() -> None:
@@ -105,11 +105,11 @@ def test_without_its_op_a_committed_half_is_recognised_by_its_message(has_entry:
     halves = [bench.park(f"k{number}") for number in range(3)]
     for half in halves:
         bench.end(half, COMMIT)
-    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
-    again = bench.killed(with_snapshot=False)
-    assert [again.state_in_memory(half) for half in halves] == ["committed"] * 3
-    assert again.end(halves[1], ROLLBACK).code == 3701
-    assert again.bodies() == [b"k0", b"k1", b"k2"]
+    make_unreadable(bench, stored_records(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
+    restarted = bench.killed(with_snapshot=False)
+    assert [restarted.state_in_memory(half) for half in halves] == ["committed"] * 3
+    assert restarted.end(halves[1], ROLLBACK).code == 3701
+    assert restarted.bodies() == [b"k0", b"k1", b"k2"]
 
 
 @both_kinds_of_damage
@@ -118,19 +118,19 @@ def test_without_its_op_a_rolled_back_half_is_open_again(has_entry: bool) -> Non
     halves = [bench.park(f"k{number}") for number in range(3)]
     for half in halves:
         bench.end(half, ROLLBACK)
-    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
-    again = bench.killed(with_snapshot=False)
-    states = [again.state_in_memory(half) for half in halves]
+    make_unreadable(bench, stored_records(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
+    restarted = bench.killed(with_snapshot=False)
+    states = [restarted.state_in_memory(half) for half in halves]
     assert states == ["rolled_back", "open", "rolled_back"]
-    assert again.end(halves[1], ROLLBACK).code == 0
-    assert again.bodies() == []
+    assert restarted.end(halves[1], ROLLBACK).code == 0
+    assert restarted.bodies() == []
 
 
 def test_an_unreadable_record_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     bench = EscrowBench()
     bench.end(bench.park("k"), ROLLBACK)
-    bench.park("behind it")
-    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[0])
+    bench.park("later")
+    make_unreadable(bench, stored_records(bench.store, names.OP_TOPIC)[0])
     with caplog.at_level(logging.ERROR):
         bench.killed(with_snapshot=False)
     assert f"record unreadable topic={names.OP_TOPIC} queue_offset=0" in caplog.text
@@ -144,24 +144,26 @@ def test_an_invalid_decision_record_is_reported_and_skipped(
 ) -> None:
     bench = EscrowBench()
     append(bench, names.DECISION_TOPIC, b"no decision")
-    assert bench.request(a_batch_decision(4, 0, [])).code == 0
+    assert bench.request(decide_batch_request(4, 0, [])).code == 0
     append(bench, names.DECISION_TOPIC, b"")
     with caplog.at_level(logging.ERROR):
-        again = bench.killed(with_snapshot=False)
+        restarted = bench.killed(with_snapshot=False)
     assert caplog.text.count("decision record unreadable") == 2
-    assert writer_state(again.request(a_writer_query())).batch == 4
+    assert writer_state(restarted.request(query_writer_request())).batch == 4
 
 
 @both_kinds_of_damage
-def test_the_last_decision_that_can_be_read_stands(has_entry: bool) -> None:
+def test_the_last_readable_decision_of_a_writer_counts(has_entry: bool) -> None:
     bench = EscrowBench()
     for batch in (4, 5):
-        assert bench.request(a_batch_decision(batch, 0, [])).code == 0
-    assert bench.request(a_batch_decision(1, 0, [], writer="other")).code == 0
-    make_unreadable(bench, stored(bench.store, names.DECISION_TOPIC)[1], has_entry=has_entry)
-    again = bench.killed(with_snapshot=False)
-    assert writer_state(again.request(a_writer_query())).batch == 4
-    assert writer_state(again.request(a_writer_query("other"))).batch == 1
+        assert bench.request(decide_batch_request(batch, 0, [])).code == 0
+    assert bench.request(decide_batch_request(1, 0, [], writer="other")).code == 0
+    make_unreadable(
+        bench, stored_records(bench.store, names.DECISION_TOPIC)[1], has_entry=has_entry
+    )
+    restarted = bench.killed(with_snapshot=False)
+    assert writer_state(restarted.request(query_writer_request())).batch == 4
+    assert writer_state(restarted.request(query_writer_request("other"))).batch == 1
 
 
 def test_a_check_with_an_unreadable_journal_record_does_not_count() -> None:
@@ -170,8 +172,8 @@ def test_a_check_with_an_unreadable_journal_record_does_not_count() -> None:
     bench.heartbeat(bench.channel, "p")
     bench.tick(ESCROW.immunity_ms)
     bench.tick(ESCROW.check_interval_ms)
-    first, second = stored(bench.store, names.JOURNAL_TOPIC)
-    append(bench, names.JOURNAL_TOPIC, b"no step")
+    first, second = stored_records(bench.store, names.JOURNAL_TOPIC)
+    append(bench, names.JOURNAL_TOPIC, b"no entry")
     make_unreadable(bench, second)
     [half] = bench.killed(with_snapshot=False).coordinator.halves
     assert half.checks == 1
@@ -182,21 +184,21 @@ def test_a_check_with_an_unreadable_journal_record_does_not_count() -> None:
 
 
 @both_kinds_of_damage
-def test_an_unreadable_half_before_the_cursor_of_rocketmq_is_done(has_entry: bool) -> None:
+def test_an_unreadable_half_before_the_cursor_of_rocketmq_is_decided(has_entry: bool) -> None:
     rocketmq = RocketMQDirectory()
     passed, unreadable, still_open = (rocketmq.half(key) for key in ("passed", "lost", "open"))
     make_unreadable(rocketmq.bench, unreadable, has_entry=has_entry)
     bench = rocketmq.opened(half_cursor=2)
     assert [half.key for half in bench.coordinator.halves] == [b"open"]
     for half in (passed, unreadable):
-        assert bench.state_in_memory(position(half)) == "rolled_back"
-        assert bench.end(position(half), COMMIT).code != 0
-    assert bench.end(position(still_open), COMMIT).code == 0
+        assert bench.state_in_memory(record_position(half)) == "rolled_back"
+        assert bench.end(record_position(half), COMMIT).code != 0
+    assert bench.end(record_position(still_open), COMMIT).code == 0
     assert bench.bodies() == [b"open"]
 
 
 @both_kinds_of_damage
-def test_an_unreadable_copy_that_rocketmq_has_passed_leads_to_no_living_half(
+def test_an_end_of_an_unreadable_copy_before_the_cursor_decides_nothing(
     has_entry: bool,
 ) -> None:
     rocketmq = RocketMQDirectory()
@@ -205,10 +207,10 @@ def test_an_unreadable_copy_that_rocketmq_has_passed_leads_to_no_living_half(
     newest = rocketmq.put_back(first, 2)
     make_unreadable(rocketmq.bench, unreadable, has_entry=has_entry)
     bench = rocketmq.opened(half_cursor=2)
-    assert bench.end(position(unreadable), COMMIT).code != 0
+    assert bench.end(record_position(unreadable), COMMIT).code != 0
     assert bench.bodies() == []
-    assert bench.end(position(first), COMMIT).code == 0
-    assert bench.end(position(newest), COMMIT).code == 0
+    assert bench.end(record_position(first), COMMIT).code == 0
+    assert bench.end(record_position(newest), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
@@ -216,7 +218,7 @@ def test_an_unreadable_copy_that_rocketmq_has_passed_leads_to_no_living_half(
 def test_an_unreadable_half_that_rocketmq_has_decided_counts_as_rolled_back(
     has_entry: bool,
 ) -> None:
-    """Its key, by which a delivered message would be found, cannot be read."""
+    """Its key is unreadable too, so that a delivered message of the half cannot be found."""
     rocketmq = RocketMQDirectory()
     committed, unreadable, still_open = (rocketmq.half(key) for key in ("c", "lost", "open"))
     rocketmq.deliver(committed)
@@ -224,8 +226,8 @@ def test_an_unreadable_half_that_rocketmq_has_decided_counts_as_rolled_back(
     make_unreadable(rocketmq.bench, unreadable, has_entry=has_entry)
     bench = rocketmq.opened()
     assert [half.key for half in bench.coordinator.halves] == [b"open"]
-    assert bench.state_in_memory(position(committed)) == "committed"
-    assert bench.state_in_memory(position(unreadable)) == "rolled_back"
-    assert bench.end(position(unreadable), COMMIT).code != 0
-    assert bench.end(position(still_open), COMMIT).code == 0
+    assert bench.state_in_memory(record_position(committed)) == "committed"
+    assert bench.state_in_memory(record_position(unreadable)) == "rolled_back"
+    assert bench.end(record_position(unreadable), COMMIT).code != 0
+    assert bench.end(record_position(still_open), COMMIT).code == 0
     assert bench.bodies() == [b"c", b"open"]

@@ -1,4 +1,4 @@
-"""Message ids and hosts as text and bytes: the known ones, and what is refused."""
+"""Message ids and hosts as text and as bytes: known values, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from escrowmq.message.keys import (
     encode_offset_ids,
 )
 
-MONTH_BEGAN_MS = 1_698_796_800_000
+MONTH_START_MS = 1_698_796_800_000
 
 
-def test_the_known_offset_id() -> None:
+def test_an_offset_id_has_the_known_text() -> None:
     host = encode_host("10.0.0.1", 10911)
     assert encode_offset_id(host, 123_456_789) == "0A00000100002A9F00000000075BCD15"
     assert decode_offset_id("0A00000100002A9F00000000075BCD15") == (host, 123_456_789)
 
 
-def test_an_offset_id_of_ipv6() -> None:
+def test_an_offset_id_with_an_ipv6_address_has_the_known_text() -> None:
     host = encode_host("2001:db8::1", 10911)
     text = encode_offset_id(host, 7)
     assert encode_offset_ids(host, [7, 8]) == [text, encode_offset_id(host, 8)]
@@ -31,12 +31,12 @@ def test_an_offset_id_of_ipv6() -> None:
     assert decode_offset_id(text) == (host, 7)
 
 
-def test_lower_case_is_read_too() -> None:
+def test_an_offset_id_in_lower_case_is_decoded() -> None:
     assert decode_offset_id("0a00000100002a9f00000000075bcd15")[1] == 123_456_789
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("", "0 bytes"),
         ("0A", "1 bytes"),
@@ -47,8 +47,8 @@ def test_lower_case_is_read_too() -> None:
         ("é" * 32, "not hexadecimal"),
     ],
 )
-def test_a_text_that_is_no_offset_id_is_a_remote_error(text: str, why: str) -> None:
-    with pytest.raises(RemoteProtocolError, match=why):
+def test_an_invalid_offset_id_is_a_remote_error(text: str, reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
         decode_offset_id(text)
 
 
@@ -60,7 +60,7 @@ def test_a_text_that_is_no_offset_id_is_a_remote_error(text: str, why: str) -> N
         ("::1", 80, "00000000000000000000000000000001" + "00000050"),
     ],
 )
-def test_hosts_byte_by_byte(address: str, port: int, encoded: str) -> None:
+def test_a_host_has_the_known_bytes(address: str, port: int, encoded: str) -> None:
     assert encode_host(address, port).hex() == encoded
     assert decode_host(bytes.fromhex(encoded)) == (address, port)
 
@@ -68,7 +68,7 @@ def test_hosts_byte_by_byte(address: str, port: int, encoded: str) -> None:
 @pytest.mark.parametrize(
     ("address", "port"), [("localhost", 1), ("", 1), ("10.0.0.256", 1), ("10.0.0.1", 1 << 31)]
 )
-def test_a_text_that_is_no_address_is_refused(address: str, port: int) -> None:
+def test_an_invalid_address_is_refused(address: str, port: int) -> None:
     with pytest.raises(LocalProtocolError, match="not an IP address"):
         encode_host(address, port)
 
@@ -79,16 +79,16 @@ def test_a_host_of_another_length_is_a_remote_error(length: int) -> None:
         decode_host(bytes(length))
 
 
-def test_a_unique_key_field_by_field() -> None:
+def test_a_unique_key_consists_of_address_process_salt_time_and_counter() -> None:
     keys = UniqueKeyGenerator(address="10.0.0.2", process_id=0x12345, salt=0xCAFEBABE)
-    assert keys.next(now_ms=MONTH_BEGAN_MS + 0x01020304, month_start_ms=MONTH_BEGAN_MS) == (
+    assert keys.next(now_ms=MONTH_START_MS + 0x01020304, month_start_ms=MONTH_START_MS) == (
         "0A000002" + "2345" + "CAFEBABE" + "01020304" + "0000"
     )
-    assert keys.next(now_ms=MONTH_BEGAN_MS, month_start_ms=MONTH_BEGAN_MS).endswith("000000000001")
+    assert keys.next(now_ms=MONTH_START_MS, month_start_ms=MONTH_START_MS).endswith("000000000001")
 
 
 @pytest.mark.parametrize(("address", "length"), [("10.0.0.2", 32), ("2001:db8::2", 56)])
-def test_a_unique_key_has_the_length_of_its_address(address: str, length: int) -> None:
+def test_the_length_of_a_unique_key_depends_on_its_address(address: str, length: int) -> None:
     key = UniqueKeyGenerator(address=address, process_id=1, salt=2).next(now_ms=1, month_start_ms=0)
     assert len(key) == length
     assert key == key.upper()
@@ -102,6 +102,6 @@ def test_the_keys_of_one_process_differ_while_the_counter_lasts() -> None:
     assert not next_ms & same_ms
 
 
-def test_a_clock_that_stands_before_its_month_still_gives_a_key() -> None:
+def test_a_clock_before_the_start_of_its_month_still_gives_a_key() -> None:
     keys = UniqueKeyGenerator(address="10.0.0.2", process_id=-1, salt=-1)
     assert keys.next(now_ms=0, month_start_ms=1) == "0A000002" + "FFFF" + "F" * 8 + "F" * 8 + "0000"

@@ -1,4 +1,4 @@
-"""Java's hash code: values that a JDK gave."""
+"""Java's hash code, compared with values computed by a JDK."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from escrowmq.message.keys import java_hash, unsigned_hash
         ("polygenelubricants", -2147483648),
     ],
 )
-def test_known_hashes(text: str, value: int) -> None:
+def test_a_hash_equals_that_of_a_jdk(text: str, value: int) -> None:
     assert java_hash(text) == value
     assert unsigned_hash(text) == value % (1 << 32)
 
 
-def test_text_with_the_same_sum_of_products_collides_as_in_java() -> None:
+def test_two_texts_collide_as_in_java() -> None:
     assert java_hash("Aa") == java_hash("BB") == 2112
 
 
 @pytest.mark.parametrize("length", [255, 256, 257, 512, 513, 32_767])
-def test_long_text_is_hashed_in_parts_to_the_same(length: int) -> None:
+def test_a_long_text_hashed_in_parts_equals_the_plain_algorithm(length: int) -> None:
     expected = 0
     for _ in range(length):
         expected = (31 * expected + ord("z")) % (1 << 32)

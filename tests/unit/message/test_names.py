@@ -1,4 +1,4 @@
-"""Which topics and groups belong to brokers, to consumer groups and to users."""
+"""Names of topics and groups: which belong to brokers, to consumer groups and to users."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_system_topic_is_internal_and_the_same_in_every_namespace(topic: str) 
     "topic",
     ["%RETRY%g", "%DLQ%g", reply_topic("Shop"), "RMQ_SYS_TRACE_TOPIC", "Shop", "broker-a"],
 )
-def test_a_topic_that_brokers_or_groups_create_is_internal_but_no_system_topic(topic: str) -> None:
+def test_a_topic_of_a_broker_or_a_group_is_internal_but_not_a_system_topic(topic: str) -> None:
     assert is_internal_topic(topic, SERVER_NAMES)
     assert not is_system_topic(topic)
 
@@ -59,7 +59,7 @@ def test_a_topic_of_a_user_is_not_internal(topic: str) -> None:
     assert not is_shared_name(topic)
 
 
-def test_system_groups_are_known_by_name() -> None:
+def test_system_groups_are_recognised_by_name() -> None:
     assert is_system_group("TOOLS_CONSUMER")
     assert not is_system_group("billing")
     assert is_shared_name("CID_RMQ_SYS_TRANS")

@@ -1,4 +1,4 @@
-"""The properties string as bytes: what is written, what is read, what is skipped."""
+"""Encoded properties: what is encoded, decoded, skipped and refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from escrowmq.errors import LocalProtocolError
 from escrowmq.message.properties import decode_properties, encode_properties, find_property
 
 
-def test_items_are_written_in_order_each_with_its_end() -> None:
+def test_properties_are_encoded_in_order_each_with_a_separator_at_its_end() -> None:
     encoded = encode_properties({"TAGS": "TagA", "KEYS": "a b", "ünï": "côdé"})
     assert encoded == "TAGS\x01TagA\x02KEYS\x01a b\x02ünï\x01côdé\x02".encode()
 
@@ -29,7 +29,7 @@ def test_properties_that_cannot_be_decoded_are_not_encoded(name: str, value: str
 
 
 @pytest.mark.parametrize("pair", [("n", "\ud800"), ("\udfff", "v")])
-def test_half_a_surrogate_pair_is_not_text(pair: tuple[str, str]) -> None:
+def test_half_a_surrogate_pair_is_refused(pair: tuple[str, str]) -> None:
     with pytest.raises(LocalProtocolError, match="not valid text"):
         encode_properties(dict([pair]))
 
@@ -50,20 +50,22 @@ def test_half_a_surrogate_pair_is_not_text(pair: tuple[str, str]) -> None:
         (b"\x02", {}),
     ],
     ids=[
-        "ended",
-        "not ended",
-        "last not ended",
+        "with end",
+        "without end",
+        "last without end",
         "no value",
         "no name",
         "no separator",
         "empty items",
         "separator in the value",
-        "not text",
-        "a separator alone",
-        "an end alone",
+        "not UTF-8",
+        "only a separator",
+        "only an end",
     ],
 )
-def test_decoded_properties(encoded: bytes, expected: dict[str, str]) -> None:
+def test_malformed_properties_are_skipped_and_the_others_decoded(
+    encoded: bytes, expected: dict[str, str]
+) -> None:
     assert decode_properties(encoded) == expected
     assert decode_properties(memoryview(encoded)) == expected
 

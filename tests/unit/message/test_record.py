@@ -1,7 +1,7 @@
-"""A record as whole bytes, in every layout, and every way in which its bytes can be wrong.
+"""Records byte by byte in every layout, and corrupt records.
 
-The first vector was computed apart from this code and checked against a Java broker's arithmetic.
-Corruption is exhaustive where that is cheap: each cut, each bit, each sector.
+VECTOR was computed independently of this code and compared with that of a Java broker. Corruption
+is tested exhaustively where that is cheap: every length, every bit, every run of sectors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VECTOR = """
 00000005 68656c6c6f 09 546f70696354657374 000a 54414753 01 54616741 02
 """
 VECTOR_ENTRY = "0000000000001000 00000073 000000000027a807"
-AT = LogOffset(4096)
+LOG_OFFSET = LogOffset(4096)
 STORED_MS = 1_700_000_000_123
 STORE_V4 = encode_host("10.0.0.1", 10911)
 STORE_V6 = encode_host("2001:db8::1", 10911)
@@ -45,7 +45,7 @@ BORN_V4 = encode_host("10.0.0.2", 50_000)
 BORN_V6 = encode_host("2001:db8::2", 50_000)
 
 
-def new(**changes: Any) -> NewRecord:
+def new_record(**changes: Any) -> NewRecord:
     fields: dict[str, Any] = {
         "topic": "TopicTest",
         "queue_id": 2,
@@ -58,19 +58,20 @@ def new(**changes: Any) -> NewRecord:
 
 
 def encoded(record: NewRecord, *, store_host: bytes = STORE_V4, append_crc: bool = False) -> bytes:
-    return encode_record(record, 7, AT, STORED_MS, store_host, append_crc)
+    return encode_record(record, 7, LOG_OFFSET, STORED_MS, store_host, append_crc)
 
 
 def decoded(data: bytes) -> StoredRecord:
-    return decode_record(data, 0, AT)
+    return decode_record(data, 0, LOG_OFFSET)
 
 
 def refusal(data: bytes) -> CorruptRecord:
-    with pytest.raises(CorruptRecord) as caught:
+    """Assert that a record is refused, and return the error."""
+    with pytest.raises(CorruptRecord) as refused:
         decoded(data)
-    assert caught.value.log_offset == AT
-    assert f"log_offset={AT}" in str(caught.value)
-    return caught.value
+    assert refused.value.log_offset == LOG_OFFSET
+    assert f"log_offset={LOG_OFFSET}" in str(refused.value)
+    return refused.value
 
 
 def patched(data: bytes, position: int, new_bytes: bytes) -> bytes:
@@ -80,15 +81,15 @@ def patched(data: bytes, position: int, new_bytes: bytes) -> bytes:
 # --- layouts -------------------------------------------------------------------------------------
 
 
-def test_the_known_record_byte_by_byte() -> None:
-    data = encoded(new())
+def test_a_record_has_the_known_bytes() -> None:
+    data = encoded(new_record())
     assert data == bytes.fromhex(VECTOR)
     assert len(data) == 115
 
 
-def test_the_known_record_decodes_to_its_fields() -> None:
+def test_the_known_bytes_are_decoded_to_their_fields() -> None:
     assert decoded(bytes.fromhex(VECTOR)) == StoredRecord(
-        log_offset=AT,
+        log_offset=LOG_OFFSET,
         size=115,
         topic="TopicTest",
         queue_id=2,
@@ -108,15 +109,15 @@ def test_the_known_record_decodes_to_its_fields() -> None:
     )
 
 
-def test_the_queue_entry_of_the_known_record() -> None:
+def test_the_queue_entry_of_a_record_has_the_known_bytes() -> None:
     record = decoded(bytes.fromhex(VECTOR))
     tags_code, _ = tags_and_keys(record.topic, record.properties)
     entry = ENTRY.pack(record.log_offset, record.size, tags_code)
     assert entry == bytes.fromhex(VECTOR_ENTRY)
 
 
-def test_every_number_has_its_own_field() -> None:
-    record = new(
+def test_every_number_is_at_its_own_position() -> None:
+    record = new_record(
         queue_id=0x01020304,
         flag=0x05060708,
         born_ms=0x1112131415161718,
@@ -124,11 +125,11 @@ def test_every_number_has_its_own_field() -> None:
         reconsume_times=0x21222324,
         prepared_offset=0x3132333435363738,
     )
-    data = encode_record(record, 0x4142434445464748, AT, 0x5152535455565758, STORE_V4)
+    data = encode_record(record, 0x4142434445464748, LOG_OFFSET, 0x5152535455565758, STORE_V4)
     assert data[12:16].hex() == "01020304"
     assert data[16:20].hex() == "05060708"
     assert data[20:28].hex() == "4142434445464748"
-    assert data[28:36].hex() == f"{AT:016x}"
+    assert data[28:36].hex() == f"{LOG_OFFSET:016x}"
     assert data[36:40].hex() == "00000108"
     assert data[40:48].hex() == "1112131415161718"
     assert data[56:64].hex() == "5152535455565758"
@@ -136,29 +137,29 @@ def test_every_number_has_its_own_field() -> None:
     assert data[76:84].hex() == "3132333435363738"
 
 
-def test_negative_numbers_survive() -> None:
-    record = new(flag=-1, reconsume_times=-2, born_ms=-3, prepared_offset=-4)
-    found = decoded(encoded(record))
-    numbers = found.flag, found.reconsume_times, found.born_ms, found.prepared_offset
+def test_negative_numbers_are_encoded_and_decoded() -> None:
+    record = new_record(flag=-1, reconsume_times=-2, born_ms=-3, prepared_offset=-4)
+    stored = decoded(encoded(record))
+    numbers = stored.flag, stored.reconsume_times, stored.born_ms, stored.prepared_offset
     assert numbers == (-1, -2, -3, -4)
 
 
-def test_an_empty_record_has_the_least_size_and_a_checksum_of_zero() -> None:
-    data = encoded(new(topic="T", body=b"", properties=b""))
+def test_an_empty_record_has_the_smallest_size_and_a_checksum_of_zero() -> None:
+    data = encoded(new_record(topic="T", body=b"", properties=b""))
     assert len(data) == RECORD_BYTES_MIN + 1
     assert data[8:12] == bytes(4)
     assert decoded(data).body == b""
 
 
 def test_the_checksum_is_masked_to_31_bits() -> None:
-    # CRC-32 of "d" is 0x98dd4acc: with the sign bit set, unlike that of "hello".
-    assert encoded(new(body=b"d"))[8:12].hex() == "18dd4acc"
-    assert decoded(encoded(new(body=b"d"))).body_crc == 0x18DD4ACC
+    # The CRC-32 of "d" is 0x98dd4acc, which has the sign bit, unlike that of "hello".
+    assert encoded(new_record(body=b"d"))[8:12].hex() == "18dd4acc"
+    assert decoded(encoded(new_record(body=b"d"))).body_crc == 0x18DD4ACC
 
 
 @pytest.mark.parametrize("length", [1, 127])
 def test_a_topic_up_to_127_bytes_has_one_byte_of_length(length: int) -> None:
-    data = encoded(new(topic="t" * length))
+    data = encoded(new_record(topic="t" * length))
     assert data[4:8].hex() == "daa320a7"
     assert data[93 : 94 + length] == bytes([length]) + b"t" * length
     assert decoded(data).magic == MAGIC_V1
@@ -167,7 +168,7 @@ def test_a_topic_up_to_127_bytes_has_one_byte_of_length(length: int) -> None:
 
 @pytest.mark.parametrize("length", [128, 255])
 def test_a_longer_topic_has_two_bytes_of_length(length: int) -> None:
-    data = encoded(new(topic="t" * length))
+    data = encoded(new_record(topic="t" * length))
     assert data[4:8].hex() == "daa320ab"
     assert data[93 : 95 + length] == length.to_bytes(2, "big") + b"t" * length
     assert data[95 + length :] == b"\x00\x0aTAGS\x01TagA\x02"
@@ -176,9 +177,9 @@ def test_a_longer_topic_has_two_bytes_of_length(length: int) -> None:
 
 
 @pytest.mark.parametrize("topic", ["", "t" * 256, "é" * 128])
-def test_a_topic_that_no_layout_holds_is_refused(topic: str) -> None:
+def test_an_empty_topic_or_one_of_more_than_255_bytes_is_refused(topic: str) -> None:
     with pytest.raises(RecordRefused, match="the topic has"):
-        encoded(new(topic=topic))
+        encoded(new_record(topic=topic))
 
 
 @pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
@@ -192,67 +193,67 @@ def test_a_topic_that_no_layout_holds_is_refused(topic: str) -> None:
     ],
     ids=["both 4", "born 6", "store 6", "both 6"],
 )
-def test_hosts_of_either_kind(
+def test_hosts_are_ipv4_or_ipv6_addresses(
     born_host: bytes, store_host: bytes, bits: int, size: int, append_crc: bool
 ) -> None:
-    record = new(born_host=born_host)
+    record = new_record(born_host=born_host)
     data = encoded(record, store_host=store_host, append_crc=append_crc)
     assert len(data) == size + 20 * append_crc
     assert data[36:40] == bytes([0, 0, 0, bits])
     assert data[48 : 48 + len(born_host)] == born_host
-    stored_at = 48 + len(born_host)
-    assert int.from_bytes(data[stored_at : stored_at + 8], "big") == STORED_MS
-    assert data[stored_at + 8 : stored_at + 8 + len(store_host)] == store_host
-    found = decoded(data)
-    assert (found.born_host, found.store_host) == (born_host, store_host)
-    assert (found.body, found.topic, found.sys_flag) == (b"hello", "TopicTest", bits)
+    index = 48 + len(born_host)
+    assert int.from_bytes(data[index : index + 8], "big") == STORED_MS
+    assert data[index + 8 : index + 8 + len(store_host)] == store_host
+    stored = decoded(data)
+    assert (stored.born_host, stored.store_host) == (born_host, store_host)
+    assert (stored.body, stored.topic, stored.sys_flag) == (b"hello", "TopicTest", bits)
 
 
-def test_host_bits_follow_the_hosts_and_not_the_senders_flag() -> None:
-    # A sender that says IPv6 of itself and comes through IPv4 must not shift the layout.
-    data = encoded(new(sys_flag=0x30 | 1))
+def test_the_host_bits_are_those_of_the_hosts_and_not_of_the_sender() -> None:
+    # A sender that sets the IPv6 bits and connects through IPv4 must not change the layout.
+    data = encoded(new_record(sys_flag=0x30 | 1))
     assert data[36:40].hex() == "00000001"
     assert decoded(data).born_host == BORN_V4
 
 
-def test_the_blank_record_holds_what_remains() -> None:
+def test_a_blank_record_has_the_size_of_what_remains() -> None:
     assert encode_blank(0x1234).hex() == "00001234cbd43194"
     assert BLANK.unpack(encode_blank(8)) == (8, MAGIC_BLANK)
 
 
-def test_the_blank_record_is_no_message() -> None:
+def test_a_blank_record_is_not_decoded_as_a_message() -> None:
     error = refusal(encode_blank(200).ljust(200, b"\0"))
     assert "magic 0xcbd43194" in error.reason
 
 
-def test_a_record_in_a_larger_buffer_and_its_body_is_a_slice_of_it() -> None:
-    buffer = memoryview(b"before" + encoded(new()) + b"behind")
-    found = decode_record(buffer, 6, AT)
-    assert found.size == 115
-    assert isinstance(found.body, memoryview)
-    assert found.body.obj is buffer.obj
-    assert bytes(found.body) == b"hello"
+def test_the_body_of_a_record_is_a_slice_of_the_buffer() -> None:
+    buffer = memoryview(b"before" + encoded(new_record()) + b"after")
+    record = decode_record(buffer, 6, LOG_OFFSET)
+    assert record.size == 115
+    assert isinstance(record.body, memoryview)
+    assert record.body.obj is buffer.obj
+    assert bytes(record.body) == b"hello"
 
 
 # --- corruption ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
-def test_a_record_cut_at_any_byte_is_corrupt(append_crc: bool) -> None:
-    data = encoded(new(born_host=BORN_V6), store_host=STORE_V6, append_crc=append_crc)
+def test_a_record_truncated_at_any_byte_is_corrupt(append_crc: bool) -> None:
+    data = encoded(new_record(born_host=BORN_V6), store_host=STORE_V6, append_crc=append_crc)
     for length in range(len(data)):
         refusal(data[:length])
 
 
 @pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
-def test_a_record_cut_at_any_byte_and_followed_by_zeros_is_corrupt(append_crc: bool) -> None:
-    data = encoded(new(), append_crc=append_crc)
+def test_a_record_truncated_at_any_byte_and_followed_by_zeros_is_corrupt(append_crc: bool) -> None:
+    data = encoded(new_record(), append_crc=append_crc)
     for length in range(len(data)):
         refusal(data[:length].ljust(4096, b"\0"))
 
 
 @pytest.mark.parametrize(
-    ("position", "new_bytes", "why"),
+    ("position", "new_bytes", "reason"),
     [
         (0, "00000072", "add up"),
         (0, "00000074", "add up"),
@@ -288,25 +289,28 @@ def test_a_record_cut_at_any_byte_and_followed_by_zeros_is_corrupt(append_crc: b
         (110, "00", "zero byte"),
     ],
 )
-def test_a_wrong_field_is_corrupt(position: int, new_bytes: str, why: str) -> None:
-    data = patched(encoded(new()), position, bytes.fromhex(new_bytes))
-    assert re.search(why, refusal(data.ljust(200, b"\0")).reason)
+def test_a_record_with_a_wrong_field_is_corrupt(position: int, new_bytes: str, reason: str) -> None:
+    data = patched(encoded(new_record()), position, bytes.fromhex(new_bytes))
+    assert re.search(reason, refusal(data.ljust(200, b"\0")).reason)
 
 
-def test_any_flipped_bit_of_size_magic_checksum_offset_lengths_and_body_is_corrupt() -> None:
-    data = encoded(new())
+def test_a_flipped_bit_in_size_magic_checksum_offset_lengths_or_body_is_noticed() -> None:
+    data = encoded(new_record())
     covered = [*range(12), *range(28, 36), *range(84, 94), *range(103, 105)]
     for position in covered:
         for bit in range(8):
             refusal(patched(data, position, bytes([data[position] ^ 1 << bit])).ljust(300, b"\0"))
 
 
-@pytest.mark.parametrize("at", [0, 1, 300, 511])
+@pytest.mark.parametrize("position", [0, 1, 300, 511])
 @pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
-def test_a_sector_that_was_never_written_is_noticed(at: int, append_crc: bool) -> None:
-    # The record lies anywhere in its file; a power cut leaves zeros for any run of sectors.
-    record = new(body=b"b" * 700, topic="t" * 200, properties=b"KEYS\x01" + b"k" * 900 + b"\x02")
-    data = bytes(at) + encoded(record, append_crc=append_crc)
+def test_a_sector_that_was_never_written_is_noticed(position: int, append_crc: bool) -> None:
+    # A record may be at any position in its file, and a power cut may leave zeros in any run of
+    # sectors.
+    record = new_record(
+        body=b"b" * 700, topic="t" * 200, properties=b"KEYS\x01" + b"k" * 900 + b"\x02"
+    )
+    data = bytes(position) + encoded(record, append_crc=append_crc)
     file = data.ljust(-(-len(data) // 512) * 512, b"\0")
     sectors = len(file) // 512
     for first in range(sectors):
@@ -314,20 +318,20 @@ def test_a_sector_that_was_never_written_is_noticed(at: int, append_crc: bool) -
             torn = patched(file, first * 512, bytes((last - first) * 512))
             if torn == file:
                 continue
-            with pytest.raises(CorruptRecord) as caught:
-                decode_record(torn, at, AT)
-            assert caught.value.log_offset == AT
+            with pytest.raises(CorruptRecord) as refused:
+                decode_record(torn, position, LOG_OFFSET)
+            assert refused.value.log_offset == LOG_OFFSET
 
 
 def test_a_record_at_the_wrong_offset_is_corrupt() -> None:
-    data = encoded(new())
+    data = encoded(new_record())
     with pytest.raises(
         CorruptRecord, match="log_offset=8192: it contains another log offset, 4096"
     ):
         decode_record(data, 0, LogOffset(8192))
 
 
-def test_zeros_are_no_record() -> None:
+def test_zeros_are_not_a_record() -> None:
     assert "magic 0x00000000" in refusal(bytes(4096)).reason
 
 
@@ -335,37 +339,38 @@ def test_zeros_are_no_record() -> None:
 
 
 def crc_digits(value: int) -> bytes:
-    return "".join(str(value // 10**place % 10) for place in range(10)).encode()
+    """Return ten decimal digits, the least significant first."""
+    return str(value).zfill(10)[::-1].encode()
 
 
-def test_crc_digits_stand_least_significant_first() -> None:
-    assert crc_digits(907060870) == b"0780607090"  # the known example
-    data = encoded(new(), append_crc=True)
+def test_the_record_crc_has_its_least_significant_digit_first() -> None:
+    assert crc_digits(907060870) == b"0780607090"
+    data = encoded(new_record(), append_crc=True)
     value = crc32(data[:-20]) & 0x7FFFFFFF
     assert data[-20:] == b"__CRC32#\x01" + crc_digits(value) + b"\x02"
     assert decoded(data).properties == b"TAGS\x01TagA\x02" + data[-20:]
 
 
 @pytest.mark.parametrize(
-    ("properties", "before_the_crc"),
+    ("properties", "without_crc"),
     [
         (b"", b""),
         (b"TAGS\x01TagA\x02", b"TAGS\x01TagA\x02"),
         (b"TAGS\x01TagA", b"TAGS\x01TagA\x02"),
     ],
-    ids=["none", "ended", "not ended"],
+    ids=["none", "with end", "without end"],
 )
-def test_the_record_crc_is_one_more_property(properties: bytes, before_the_crc: bytes) -> None:
-    record = new(properties=properties)
+def test_the_record_crc_is_the_last_property(properties: bytes, without_crc: bytes) -> None:
+    record = new_record(properties=properties)
     data = encoded(record, append_crc=True)
-    assert decoded(data).properties[:-20] == before_the_crc
+    assert decoded(data).properties[:-20] == without_crc
     assert len(data) == encoded_size(record, store_host=STORE_V4, append_crc=True)
-    assert len(data) == len(encoded(new(properties=before_the_crc))) + 20
+    assert len(data) == len(encoded(new_record(properties=without_crc))) + 20
 
 
-def test_a_record_with_a_record_crc_and_any_flipped_bit_is_corrupt() -> None:
-    data = encoded(new(), append_crc=True)
-    passed = []
+def test_with_a_record_crc_any_flipped_bit_is_noticed() -> None:
+    data = encoded(new_record(), append_crc=True)
+    unnoticed = []
     for position in range(len(data)):
         for bit in range(8):
             flipped = patched(data, position, bytes([data[position] ^ 1 << bit]))
@@ -373,11 +378,11 @@ def test_a_record_with_a_record_crc_and_any_flipped_bit_is_corrupt() -> None:
                 decoded(flipped)
             except CorruptRecord:
                 continue
-            passed.append((position - len(data), bit))
-    assert not passed, f"(position from the end, bit) that went unnoticed: {passed}"
+            unnoticed.append((position - len(data), bit))
+    assert not unnoticed, f"(position from the end, bit): {unnoticed}"
 
 
-def test_the_record_crc_covers_what_nothing_else_covers() -> None:
-    data = encoded(new(), append_crc=True)
-    queue_offset = patched(data, 20, (8).to_bytes(8, "big"))
-    assert "record CRC" in refusal(queue_offset).reason
+def test_only_the_record_crc_covers_the_queue_offset() -> None:
+    data = encoded(new_record(), append_crc=True)
+    changed = patched(data, 20, (8).to_bytes(8, "big"))
+    assert "record CRC" in refusal(changed).reason

@@ -1,4 +1,4 @@
-"""Each bit of the sysFlag against the table of the protocol."""
+"""The bits of the sysFlag, compared with the protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from escrowmq.message import record
 
 
-def test_every_bit_has_its_meaning() -> None:
+def test_the_constants_are_those_of_the_protocol() -> None:
     assert (record.COMPRESSED, record.MULTI_TAGS) == (1, 2)
     assert (
         record.TRANSACTION_NONE,
@@ -24,20 +24,18 @@ def test_every_bit_has_its_meaning() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [0, 4, 8, 12])
-@pytest.mark.parametrize("others", [0, 0x7F3, 0x31])
-def test_the_transaction_type_replaces_the_one_before_and_nothing_else(
-    kind: int, others: int
-) -> None:
-    for before in (0, 4, 8, 12):
-        changed = record.with_transaction_type(others | before, kind)
-        assert record.transaction_type(changed) == kind
-        assert changed & ~record.TRANSACTION_MASK == others
+@pytest.mark.parametrize("new_type", [0, 4, 8, 12])
+@pytest.mark.parametrize("other_bits", [0, 0x7F3, 0x31])
+def test_setting_the_transaction_type_changes_no_other_bit(new_type: int, other_bits: int) -> None:
+    for old_type in (0, 4, 8, 12):
+        changed = record.with_transaction_type(other_bits | old_type, new_type)
+        assert record.transaction_type(changed) == new_type
+        assert changed & ~record.TRANSACTION_MASK == other_bits
 
 
-def test_compression_is_marked_and_no_other_bit_changes() -> None:
-    others = record.TRANSACTION_PREPARED | record.BORN_HOST_IPV6
-    marked = record.with_compression(others | record.COMPRESSION_LZ4, record.COMPRESSION_ZSTD)
-    assert marked == others | 0x201
-    assert record.is_compressed(marked)
-    assert not record.is_compressed(others)
+def test_setting_the_compression_changes_no_other_bit() -> None:
+    other_bits = record.TRANSACTION_PREPARED | record.BORN_HOST_IPV6
+    changed = record.with_compression(other_bits | record.COMPRESSION_LZ4, record.COMPRESSION_ZSTD)
+    assert changed == other_bits | 0x201
+    assert record.is_compressed(changed)
+    assert not record.is_compressed(other_bits)

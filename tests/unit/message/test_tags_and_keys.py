@@ -1,4 +1,4 @@
-"""What the store derives from a record: tags code, due time, keys, visibility."""
+"""Values that the store derives from a record: tags code, due time, keys, visibility."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STORED_MS = 1_700_000_000_000
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 
 
-def code(topic: str = "T", **properties: str) -> int:
+def tags_code(topic: str = "T", **properties: str) -> int:
     encoded = encode_properties(properties)
     return tags_and_keys(topic, encoded, STORED_MS, DelayConfig().delay_levels_ms)[0]
 
@@ -31,20 +31,20 @@ def keys(**properties: str) -> list[bytes]:
     ],
 )
 def test_the_tags_code_is_the_hash_of_the_whole_value(tag: str, expected: int) -> None:
-    assert code(TAGS=tag) == expected
-    assert code(A="x", TAGS=tag, Z="y") == expected
+    assert tags_code(TAGS=tag) == expected
+    assert tags_code(A="x", TAGS=tag, Z="y") == expected
 
 
 def test_without_tags_the_code_is_zero() -> None:
-    assert code() == 0
-    assert code(MYTAGS="TagA", TAGSX="TagA", A="TAGS") == 0
+    assert tags_code() == 0
+    assert tags_code(MYTAGS="TagA", TAGSX="TagA", A="TAGS") == 0
 
 
 def test_the_last_separator_may_be_missing() -> None:
     assert tags_and_keys("T", b"KEYS\x01k\x02TAGS\x01TagA", 0) == (2598919, [b"k"])
 
 
-def test_the_unique_key_comes_first_then_the_users_in_order() -> None:
+def test_the_unique_key_comes_first_and_then_the_keys_in_order() -> None:
     assert keys(KEYS="b a c", UNIQ_KEY="U") == [b"U", b"b", b"a", b"c"]
     assert keys(UNIQ_KEY="U", KEYS="b") == [b"U", b"b"]
     assert keys(KEYS="b") == [b"b"]
@@ -52,7 +52,7 @@ def test_the_unique_key_comes_first_then_the_users_in_order() -> None:
     assert keys(TAGS="t") == []
 
 
-def test_several_spaces_make_no_empty_key() -> None:
+def test_several_spaces_do_not_create_an_empty_key() -> None:
     assert keys(KEYS="  a  b ") == [b"a", b"b"]
     assert keys(KEYS=" ") == []
 
@@ -62,7 +62,7 @@ def test_only_a_space_separates_keys(key: str) -> None:
     assert keys(KEYS=f"{key} c") == [key.encode(), b"c"]
 
 
-def test_a_unique_key_is_one_key_whatever_is_in_it() -> None:
+def test_a_unique_key_with_a_space_is_one_key() -> None:
     assert keys(UNIQ_KEY="a b") == [b"a b"]
 
 
@@ -84,20 +84,20 @@ def test_a_unique_key_is_one_key_whatever_is_in_it() -> None:
     ],
 )
 def test_in_the_schedule_topic_the_code_is_the_due_time(level: str, delay_ms: int) -> None:
-    assert code(SCHEDULE, TAGS="TagA", DELAY=level) == STORED_MS + delay_ms
+    assert tags_code(SCHEDULE, TAGS="TagA", DELAY=level) == STORED_MS + delay_ms
 
 
 @pytest.mark.parametrize("level", ["0", "-1", "x", "1.5", " ", "٣"])
 def test_an_invalid_level_leaves_the_tags_code(level: str) -> None:
-    assert code(SCHEDULE, TAGS="TagA", DELAY=level) == 2598919
+    assert tags_code(SCHEDULE, TAGS="TagA", DELAY=level) == 2598919
 
 
-def test_a_level_with_thousands_of_digits_is_only_a_high_level() -> None:
-    assert code(SCHEDULE, DELAY="9" * 5_000) == STORED_MS + 7_200_000
+def test_a_level_with_thousands_of_digits_counts_as_the_highest() -> None:
+    assert tags_code(SCHEDULE, DELAY="9" * 5_000) == STORED_MS + 7_200_000
 
 
-def test_elsewhere_a_level_changes_nothing() -> None:
-    assert code("T", TAGS="TagA", DELAY="3") == 2598919
+def test_in_other_topics_a_level_has_no_effect() -> None:
+    assert tags_code("T", TAGS="TagA", DELAY="3") == 2598919
 
 
 @pytest.mark.parametrize(("level", "delay_ms"), [(b"1", 7_000), (b"2", 900), (b"3", 900)])
@@ -108,7 +108,7 @@ def test_the_due_time_follows_from_the_configured_levels(level: bytes, delay_ms:
 
 
 @pytest.mark.parametrize(
-    ("sys_flag", "in_queue", "by_key"),
+    ("sys_flag", "is_in_queue", "is_in_index"),
     [
         (0, True, True),
         (4, False, True),
@@ -121,7 +121,7 @@ def test_the_due_time_follows_from_the_configured_levels(level: bytes, delay_ms:
     ],
 )
 def test_the_transaction_bits_decide_about_queue_entry_and_keys(
-    sys_flag: int, in_queue: bool, by_key: bool
+    sys_flag: int, is_in_queue: bool, is_in_index: bool
 ) -> None:
-    assert has_queue_entry(sys_flag) is in_queue
-    assert has_keys(sys_flag) is by_key
+    assert has_queue_entry(sys_flag) is is_in_queue
+    assert has_keys(sys_flag) is is_in_index

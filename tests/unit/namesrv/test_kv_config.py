@@ -1,4 +1,4 @@
-"""Keys and values, and the file that the owner keeps of them."""
+"""The key-value configuration of a name server, and the content of its file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escrowmq.errors import ConfigError, RequestRefused
 from escrowmq.namesrv.name_server import KvConfig
 
 
-def test_what_is_dumped_is_loaded_again() -> None:
+def test_a_dump_can_be_loaded() -> None:
     settings = KvConfig()
     settings.put("ORDER_TOPIC_CONFIG", "orders", "a:4")
     settings.put("n", "k", "")
@@ -26,12 +26,12 @@ def test_an_empty_file_has_no_settings() -> None:
 @pytest.mark.parametrize(
     "content", [{"configTable": []}, {"configTable": {"n": 1}}, {"configTable": {"n": {"k": 1}}}]
 )
-def test_a_file_of_another_shape_is_named(content: dict[str, Any]) -> None:
+def test_a_file_with_an_invalid_table_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="kvConfig"):
         KvConfig.load(content)
 
 
-def test_the_revision_moves_with_every_change_and_with_nothing_else() -> None:
+def test_the_revision_advances_only_with_a_change() -> None:
     settings = KvConfig()
     settings.put("n", "k", "v")
     settings.put("n", "k", "w")
@@ -43,7 +43,7 @@ def test_the_revision_moves_with_every_change_and_with_nothing_else() -> None:
     assert settings.revision == 3
 
 
-def test_what_is_given_out_is_a_copy() -> None:
+def test_changes_of_a_returned_table_have_no_effect() -> None:
     settings = KvConfig()
     settings.put("n", "k", "v")
     table = settings.namespace("n")
@@ -54,7 +54,7 @@ def test_what_is_given_out_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("namespace", "key", "value", "why"),
+    ("namespace", "key", "value", "reason"),
     [
         ("", "k", "v", "namespace is empty"),
         ("n", "", "v", "key is empty"),
@@ -63,14 +63,14 @@ def test_what_is_given_out_is_a_copy() -> None:
         ("n", "k", "v" * 65_537, "value has 65537 characters"),
     ],
 )
-def test_names_and_values_have_limits(namespace: str, key: str, value: str, why: str) -> None:
+def test_names_and_values_have_limits(namespace: str, key: str, value: str, reason: str) -> None:
     settings = KvConfig()
-    with pytest.raises(RequestRefused, match=why):
+    with pytest.raises(RequestRefused, match=reason):
         settings.put(namespace, key, value)
     assert (settings.dump(), settings.revision) == ({"configTable": {}}, 0)
 
 
-def test_there_is_a_limit_to_settings_but_not_to_changing_one() -> None:
+def test_at_the_limit_a_setting_can_be_changed_but_none_added() -> None:
     settings = KvConfig(entries_max=1)
     settings.put("n", "k", "v")
     with pytest.raises(RequestRefused, match="there are 1 settings"):

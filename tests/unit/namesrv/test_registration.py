@@ -1,4 +1,4 @@
-"""What a broker sends to a name server, and what it gets."""
+"""Requests that a broker sends to a name server, and the responses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from escrowmq.namesrv.registration import (
 )
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import encode_header
-from tests.support.namesrv_requests import SLAVE, A, NameServerHarness, topic, version
+from tests.support.namesrv_requests import SLAVE, A, NameServerHarness, data_version, topic_config
 
 
-def test_a_registration_has_what_rocketmq_demands() -> None:
+def test_a_registration_has_all_fields_that_rocketmq_needs() -> None:
     orders = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4, attributes={})
-    asked = registration_request(A, [orders], version(2))
-    assert asked.code == RequestCode.REGISTER_BROKER
-    assert encode_header(asked.fields) == {
+    request = registration_request(A, [orders], data_version(2))
+    assert request.code == RequestCode.REGISTER_BROKER
+    assert encode_header(request.fields) == {
         "brokerName": "a",
         "brokerAddr": "10.0.0.1:10911",
         "clusterName": "c",
@@ -28,9 +28,9 @@ def test_a_registration_has_what_rocketmq_demands() -> None:
         "brokerId": "0",
         "enableActingMaster": "false",
         "compressed": "false",
-        "bodyCrc32": str(zlib.crc32(asked.body) & 0x7FFFFFFF),
+        "bodyCrc32": str(zlib.crc32(request.body) & 0x7FFFFFFF),
     }
-    assert json.loads(asked.body) == {
+    assert json.loads(request.body) == {
         "topicConfigSerializeWrapper": {
             "topicConfigTable": {
                 "orders": {
@@ -50,11 +50,11 @@ def test_a_registration_has_what_rocketmq_demands() -> None:
     }
 
 
-def test_a_time_limit_of_our_own_is_sent() -> None:
-    card = BrokerDescription(
+def test_a_heartbeat_timeout_of_the_broker_is_sent() -> None:
+    broker = BrokerDescription(
         cluster="c", name="a", address="x:1", ha_address="", heartbeat_timeout_ms=10_000
     )
-    fields = encode_header(registration_request(card, [], version()).fields)
+    fields = encode_header(registration_request(broker, [], data_version()).fields)
     assert fields["heartbeatTimeoutMillis"] == "10000"
 
 
@@ -71,13 +71,15 @@ def test_an_unregistration_identifies_the_broker() -> None:
 
 def test_a_broker_registers_and_unregisters() -> None:
     harness = NameServerHarness()
-    reply = harness.make(registration_request(A, [topic("orders")], version(1)))
-    assert (reply.code, reply.body) == (0, b"")
+    response = harness.call_registration(
+        registration_request(A, [topic_config("orders")], data_version(1))
+    )
+    assert (response.code, response.body) == (0, b"")
     put = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders", "value": "a:4"}
-    harness.ask(RequestCode.PUT_KV_CONFIG, put)
-    reply = harness.make(registration_request(SLAVE, [], version(1)))
-    assert reply.fields == {"masterAddr": A.address, "haServerAddr": A.ha_address}
-    assert reply.json() == {"table": {"orders": "a:4"}}
+    harness.call(RequestCode.PUT_KV_CONFIG, put)
+    response = harness.call_registration(registration_request(SLAVE, [], data_version(1)))
+    assert response.fields == {"masterAddr": A.address, "haServerAddr": A.ha_address}
+    assert response.json() == {"table": {"orders": "a:4"}}
     for broker in (A, SLAVE):
-        assert harness.make(unregistration_request(broker)).code == 0
+        assert harness.call_registration(unregistration_request(broker)).code == 0
     assert harness.server.routes.broker_count == 0

@@ -1,4 +1,4 @@
-"""What is left of Spark's pages when a pipeline fails."""
+"""Errors of Spark are shortened to one line when a pipeline fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = """An error occurred while calling o45.parquet.
 Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "worker.py", line 3228, in main
     process()
-{said}
+{reason}
 
 	at org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(x.scala)
 """
@@ -27,11 +27,13 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
     ("error", "reason"),
     [
         (
-            Py4JError(JOB.format(said="ModuleNotFoundError: No module named 'sqlalchemy'")),
+            Py4JError(JOB.format(reason="ModuleNotFoundError: No module named 'sqlalchemy'")),
             "ModuleNotFoundError: No module named 'sqlalchemy'",
         ),
         (
-            PySparkException(JOB.format(said="escrowmq.errors.NoRoute: there is no topic orders")),
+            PySparkException(
+                JOB.format(reason="escrowmq.errors.NoRoute: there is no topic orders")
+            ),
             "there is no topic orders",
         ),
         (Py4JError("Answer from Java side is empty\nand more"), "Answer from Java side is empty"),

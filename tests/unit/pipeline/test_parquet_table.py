@@ -1,4 +1,4 @@
-"""What pipelines do without Spark: plans, progress, tables, arguments."""
+"""Parts of pipelines that work without Spark: chunks, progress, tables, arguments."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from escrowmq.pipeline.job import PipelineProgress, query_lag
 from escrowmq.pipeline.parquet_table import REPLACED_RETENTION_S, ParquetTable, TablePart
 from tests.support.ports import free_ports
 
-MINUTE = 60_000
+MINUTE_MS = 60_000
 
 
 def test_minutes_are_merged_and_split_into_chunks() -> None:
-    minutes = [(0, 4), (MINUTE, 5), (3 * MINUTE, 2), (4 * MINUTE, 25)]
+    minutes = [(0, 4), (MINUTE_MS, 5), (3 * MINUTE_MS, 2), (4 * MINUTE_MS, 25)]
     assert split_into_chunks(minutes, 10) == [
-        ReplayChunk(0, 3 * MINUTE, 9),
-        ReplayChunk(3 * MINUTE, 4 * MINUTE, 2),
-        ReplayChunk(4 * MINUTE, 4 * MINUTE + 20_000, 8),
-        ReplayChunk(4 * MINUTE + 20_000, 4 * MINUTE + 40_000, 8),
-        ReplayChunk(4 * MINUTE + 40_000, 5 * MINUTE, 9),
+        ReplayChunk(0, 3 * MINUTE_MS, 9),
+        ReplayChunk(3 * MINUTE_MS, 4 * MINUTE_MS, 2),
+        ReplayChunk(4 * MINUTE_MS, 4 * MINUTE_MS + 20_000, 8),
+        ReplayChunk(4 * MINUTE_MS + 20_000, 4 * MINUTE_MS + 40_000, 8),
+        ReplayChunk(4 * MINUTE_MS + 40_000, 5 * MINUTE_MS, 9),
     ]
     assert split_into_chunks([], 10) == []
 
 
-def test_the_default_name_of_a_replay_depends_on_what_it_does() -> None:
+def test_the_default_name_of_a_replay_depends_on_what_it_sends() -> None:
     request = ReplayRequest("a", "n:1", "t", where="tags = 'a'")
-    assert (
-        request.effective_name()
-        == ReplayRequest("a", "other:1", "t", where="tags = 'a'", rate=7).effective_name()
-    )
+    same_messages = ReplayRequest("a", "other:1", "t", where="tags = 'a'", rate=7)
+    assert request.effective_name() == same_messages.effective_name()
     assert request.effective_name() != ReplayRequest("a", "n:1", "t").effective_name()
 
 
@@ -93,6 +91,7 @@ def test_replaced_parts_are_deleted_after_the_retention(tmp_path: Path) -> None:
 
 
 def run(*arguments: str) -> BaseException | None:
+    """Run a pipeline command and return its exception."""
     return CliRunner().invoke(cli, ["pipeline", *arguments], standalone_mode=False).exception
 
 
@@ -114,6 +113,6 @@ def test_invalid_arguments_are_reported_before_spark_is_started(
         assert text in str(error), errors
     assert isinstance(errors["no name server answers"], NotSent)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    missing = run("archive", *unreachable, "--topic", "t", *out)
-    assert isinstance(missing, SparkNotAvailable)
-    assert isinstance(missing, EscrowError)
+    error = run("archive", *unreachable, "--topic", "t", *out)
+    assert isinstance(error, SparkNotAvailable)
+    assert isinstance(error, EscrowError)

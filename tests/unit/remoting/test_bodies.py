@@ -33,41 +33,41 @@ ROUTE = TopicRoute(
 )
 
 
-def test_a_route_with_unquoted_number_keys() -> None:
-    written = (
+def test_a_route_with_unquoted_number_keys_is_decoded() -> None:
+    body = (
         b'{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.1:10911",1:"x:1"},"brokerName":"a",'
         b'"cluster":"c","zoneName":null}],"filterServerTable":{},"orderTopicConf":null,'
         b'"queueDatas":[{"brokerName":"a","perm":6,"readQueueNums":4,"topicSysFlag":0,'
         b'"writeQueueNums":4}]}'
     )
-    assert decode_body(TopicRoute, written) == ROUTE
+    assert decode_body(TopicRoute, body) == ROUTE
 
 
-def test_a_route_is_written_as_strict_json() -> None:
-    written = json.loads(encode_body(ROUTE))
-    assert written["brokerDatas"] == [
+def test_a_route_is_encoded_as_strict_json() -> None:
+    body = json.loads(encode_body(ROUTE))
+    assert body["brokerDatas"] == [
         {"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": "10.0.0.1:10911", "1": "x:1"}}
     ]
     assert decode_body(TopicRoute, encode_body(ROUTE)) == ROUTE
 
 
-def test_a_heartbeat_as_cpp_writes_it() -> None:
-    beat = decode_body(
+def test_a_heartbeat_of_a_cpp_client_is_decoded() -> None:
+    heartbeat = decode_body(
         Heartbeat,
         b'{"clientID":"10.0.0.2@77#x","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
         b'"groupName":"g","messageModel":1,"subscriptionDataSet":[{"subString":"*",'
         b'"subVersion":"1700000000000","topic":"orders"}]}],"producerDataSet":[{"groupName":"p"}]}\n',
     )
-    (consumer,) = beat.consumer_data_set
+    (consumer,) = heartbeat.consumer_data_set
     assert consumer.consume_type == "CONSUME_PASSIVELY"
     assert consumer.message_model == "CLUSTERING"
     assert consumer.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
     assert consumer.subscription_data_set[0].sub_version == 1_700_000_000_000
-    assert [producer.group_name for producer in beat.producer_data_set] == ["p"]
+    assert [producer.group_name for producer in heartbeat.producer_data_set] == ["p"]
 
 
-def test_a_heartbeat_as_java_writes_it() -> None:
-    beat = decode_body(
+def test_a_heartbeat_of_a_java_client_is_decoded() -> None:
+    heartbeat = decode_body(
         Heartbeat,
         b'{"clientID":"10.0.0.2@77#x","consumerDataSet":[{"consumeFromWhere":'
         b'"CONSUME_FROM_FIRST_OFFSET","consumeType":"CONSUME_ACTIVELY","groupName":"g",'
@@ -76,9 +76,9 @@ def test_a_heartbeat_as_java_writes_it() -> None:
         b'"tagsSet":["TagA"],"topic":"orders"}],"unitMode":false}],"heartbeatFingerprint":0,'
         b'"producerDataSet":[],"withoutSub":false}',
     )
-    assert beat.consumer_data_set[0].consume_type == "CONSUME_ACTIVELY"
-    assert beat.consumer_data_set[0].subscription_data_set[0].code_set == [2598919]
-    assert decode_body(Heartbeat, encode_body(beat)) == beat
+    assert heartbeat.consumer_data_set[0].consume_type == "CONSUME_ACTIVELY"
+    assert heartbeat.consumer_data_set[0].subscription_data_set[0].code_set == [2598919]
+    assert decode_body(Heartbeat, encode_body(heartbeat)) == heartbeat
 
 
 @pytest.mark.parametrize(
@@ -102,18 +102,18 @@ def test_a_broken_body_is_refused(body: bytes) -> None:
 
 
 def test_a_null_counts_as_a_missing_field() -> None:
-    beat = decode_body(
+    heartbeat = decode_body(
         Heartbeat,
         b'{"clientID":"c","producerDataSet":null,"withoutSub":null,"consumerDataSet":'
         b'[{"groupName":"g","messageModel":null,"subscriptionDataSet":[{"topic":"t",'
         b'"subVersion":null,"tagsSet":null,"expressionType":null}]}]}',
     )
-    assert beat.producer_data_set == []
-    assert beat.consumer_data_set[0].message_model == "CLUSTERING"
-    assert beat.consumer_data_set[0].subscription_data_set[0].expression_type == "TAG"
+    assert heartbeat.producer_data_set == []
+    assert heartbeat.consumer_data_set[0].message_model == "CLUSTERING"
+    assert heartbeat.consumer_data_set[0].subscription_data_set[0].expression_type == "TAG"
 
 
-def test_locks_are_requested_and_granted() -> None:
+def test_a_lock_request_is_decoded_and_its_response_encoded() -> None:
     queue = QueueName(topic="orders", broker_name="a", queue_id=3)
     body = (
         b'{"clientId":"c","consumerGroup":"g",'
@@ -125,7 +125,7 @@ def test_locks_are_requested_and_granted() -> None:
     }
 
 
-def test_a_registration() -> None:
+def test_a_registration_is_decoded_and_encoded() -> None:
     body = (
         b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":2,'
         b'"stateVersion":0,"timestamp":1700000000000},"topicConfigTable":{"orders":{"attributes":{},'
@@ -160,11 +160,11 @@ def test_both_decoders_refuse_a_broken_registration(body: bytes) -> None:
             decode(body)
 
 
-def test_a_topic_called_null_is_written() -> None:
+def test_a_topic_named_null_is_encoded() -> None:
     assert encode_body(TopicList(topic_list=["null"])) == b'{"topicList":["null"]}'
 
 
-def test_a_cluster_and_a_consumer_list() -> None:
+def test_a_cluster_is_decoded_and_a_consumer_list_encoded() -> None:
     cluster = decode_body(
         ClusterInfo,
         b'{"brokerAddrTable":{"a":{"brokerAddrs":{0:"x:1"},"brokerName":"a","cluster":"c"}},'

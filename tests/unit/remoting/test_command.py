@@ -1,4 +1,4 @@
-"""Both header encodings as whole bytes, what is tolerated on input, and what is refused."""
+"""Both header encodings byte by byte: what is tolerated on input, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ ROUTE = Command(
     ext_fields={"topic": "TBW102"},
 )
 ROUTE_JSON = bytes.fromhex(
-    "00000065 00000061 7b22636f6465223a3130352c226c616e6775616765223a22505954484f4e222c2276"
-    "657273696f6e223a3437392c226f7061717565223a312c22666c6167223a302c226578744669656c647322"
-    "3a7b22746f706963223a22544257313032227d7d"
+    "00000086 00000082 7b22636f6465223a3130352c226c616e6775616765223a22505954484f4e222c2276"
+    "657273696f6e223a3437392c226f7061717565223a312c22666c6167223a302c2273657269616c697a6554"
+    "79706543757272656e74525043223a224a534f4e222c226578744669656c6473223a7b22746f706963223a"
+    "22544257313032227d7d"
 )
 ROUTE_ROCKETMQ = bytes.fromhex(
     "0000002a 01000026 0069 03 01df 00000001 00000000 00000000 00000011"
@@ -36,13 +37,13 @@ ROUTE_ROCKETMQ = bytes.fromhex(
 
 
 @pytest.mark.parametrize(("serializer", "frame"), [(JSON, ROUTE_JSON), (ROCKETMQ, ROUTE_ROCKETMQ)])
-def test_the_route_request_byte_by_byte(serializer: int, frame: bytes) -> None:
+def test_a_route_request_has_the_known_bytes(serializer: int, frame: bytes) -> None:
     assert encode_frame(serializer, encode_command(ROUTE, serializer)) == frame
-    reader = FrameDecoder(Frame)
-    reader.receive(frame)
-    (read,) = reader.frames()
-    assert read.serializer == serializer
-    assert decode_command(serializer, read.header) == ROUTE
+    decoder = FrameDecoder(Frame)
+    decoder.receive(frame)
+    (decoded,) = decoder.frames()
+    assert decoded.serializer == serializer
+    assert decode_command(serializer, decoded.header) == ROUTE
 
 
 def test_a_rocketmq_header_without_remark_and_fields_has_21_bytes() -> None:
@@ -56,11 +57,11 @@ def test_the_flags_mark_responses_and_one_way_requests() -> None:
 
 
 @pytest.mark.parametrize("remark", ["", ',"remark":""', ',"remark":null'])
-def test_a_missing_a_null_and_an_empty_remark_are_the_same(remark: str) -> None:
+def test_a_missing_remark_a_null_and_an_empty_one_are_the_same(remark: str) -> None:
     assert decode_command(JSON, b'{"code":1%s}' % remark.encode()).remark == ""
 
 
-def test_scalars_become_text_and_nulls_vanish() -> None:
+def test_values_become_text_and_nulls_are_dropped() -> None:
     header = (
         b'{"code":1,"extFields":{"d":4,"k":true,"m":false,"f":1.50,"s":"x","n":null,"o":{"a":[]}}}'
     )
@@ -122,7 +123,7 @@ def test_a_broken_json_header_is_refused(header: bytes) -> None:
         decode_command(JSON, header)
 
 
-FIXED = "0069 03 01df 00000001 00000000"
+FIXED_PART = "0069 03 01df 00000001 00000000"
 
 
 @pytest.mark.parametrize(
@@ -130,21 +131,22 @@ FIXED = "0069 03 01df 00000001 00000000"
     [
         "",
         "0069 03 01df 00000001 000000",
-        FIXED,
-        FIXED + "00000001",
-        FIXED + "ffffffff 00000000",
-        FIXED + "00000000 00000001",
-        FIXED + "00000000 00000000 00",
-        FIXED + "00000001 ff 00000000",
-        FIXED + "00000000 00000001 00",
-        FIXED + "00000000 00000002 0001",
-        FIXED + "00000000 00000003 0001 61",
-        FIXED + "00000000 00000007 0001 61 00000001",
-        FIXED + "00000000 00000007 0001 61 ffffffff",
-        FIXED + "00000000 00000007 ffff 61 00000000",
-        FIXED + "00000000 00000007 0001 61 fffffff9",  # would lead back to the beginning
-        FIXED + "00000000 00000008 0001 ff 00000001 61",
-        FIXED + "00000000 00000008 0001 61 00000001 ff",
+        FIXED_PART,
+        FIXED_PART + "00000001",
+        FIXED_PART + "ffffffff 00000000",
+        FIXED_PART + "00000000 00000001",
+        FIXED_PART + "00000000 00000000 00",
+        FIXED_PART + "00000001 ff 00000000",
+        FIXED_PART + "00000000 00000001 00",
+        FIXED_PART + "00000000 00000002 0001",
+        FIXED_PART + "00000000 00000003 0001 61",
+        FIXED_PART + "00000000 00000007 0001 61 00000001",
+        FIXED_PART + "00000000 00000007 0001 61 ffffffff",
+        FIXED_PART + "00000000 00000007 ffff 61 00000000",
+        FIXED_PART
+        + "00000000 00000007 0001 61 fffffff9",  # the negative length leads back to the beginning
+        FIXED_PART + "00000000 00000008 0001 ff 00000001 61",
+        FIXED_PART + "00000000 00000008 0001 61 00000001 ff",
     ],
 )
 def test_a_broken_rocketmq_header_is_refused(header: str) -> None:
@@ -155,31 +157,31 @@ def test_a_broken_rocketmq_header_is_refused(header: str) -> None:
 def test_an_empty_value_survives_json_but_not_rocketmq() -> None:
     command = Command(code=35, opaque=1, ext_fields={"consumerGroup": "", "producerGroup": "p"})
     assert decode_command(JSON, encode_command(command, JSON)) == command
-    without = Command(code=35, opaque=1, ext_fields={"producerGroup": "p"})
-    assert encode_command(command, ROCKETMQ) == encode_command(without, ROCKETMQ)
-    read = decode_command(ROCKETMQ, encode_command(command, ROCKETMQ))
-    assert read.ext_fields == {"producerGroup": "p"}
+    without_empty = Command(code=35, opaque=1, ext_fields={"producerGroup": "p"})
+    assert encode_command(command, ROCKETMQ) == encode_command(without_empty, ROCKETMQ)
+    decoded = decode_command(ROCKETMQ, encode_command(command, ROCKETMQ))
+    assert decoded.ext_fields == {"producerGroup": "p"}
 
 
-def test_an_empty_value_from_a_peer_is_skipped_in_rocketmq() -> None:
-    header = bytes.fromhex(FIXED + "00000000 0000000f 0001 61 00000000 0001 62 00000001 63")
+def test_an_empty_value_in_a_rocketmq_header_is_skipped() -> None:
+    header = bytes.fromhex(FIXED_PART + "00000000 0000000f 0001 61 00000000 0001 62 00000001 63")
     assert decode_command(ROCKETMQ, header).ext_fields == {"b": "c"}
 
 
 @pytest.mark.parametrize(
-    ("code", "cut"),
+    ("code", "low_bits"),
     [
         (RequestCode.POP_MESSAGE, 3442),
         (RequestCode.ACK_MESSAGE, 3443),
         (RequestCode.CHANGE_MESSAGE_INVISIBLETIME, 3445),
     ],
 )
-def test_codes_of_pop_do_not_fit_rocketmq(code: int, cut: int) -> None:
+def test_the_codes_of_pop_do_not_fit_into_a_rocketmq_header(code: int, low_bits: int) -> None:
     with pytest.raises(LocalProtocolError, match=str(int(code))):
         encode_command(Command(code=code, opaque=1), ROCKETMQ)
-    assert code & 0xFFFF == cut
-    header = encode_command(Command(code=cut, opaque=1), ROCKETMQ)
-    assert decode_command(ROCKETMQ, header).code == cut
+    assert code & 0xFFFF == low_bits
+    header = encode_command(Command(code=low_bits, opaque=1), ROCKETMQ)
+    assert decode_command(ROCKETMQ, header).code == low_bits
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])

@@ -1,4 +1,4 @@
-"""Which headers the fast path takes, and which it leaves to the slow one."""
+"""The fast path for headers: which it decodes, and which it leaves to the plain path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPP = (
 
 
 @pytest.mark.parametrize("header", [JAVA, CPP], ids=["java", "cpp"])
-def test_a_send_as_clients_write_it(header: bytes) -> None:
+def test_the_send_of_a_client_is_decoded(header: bytes) -> None:
     head = decode_request_head(header)
     assert head is not None
     assert (head.code, head.opaque, head.flag, head.version, head.remark) == (310, 12, 0, 453, "")
@@ -37,15 +37,15 @@ def test_a_send_as_clients_write_it(header: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "opening",
+    "beginning",
     [b'{"code":37,', b'{"code": 37,', b'{ "code":37,', b'{"code":"37",', b'{"flag":2,"code":37,'],
 )
-def test_the_code_is_found_wherever_it_stands(opening: bytes) -> None:
+def test_the_code_is_found_at_any_position(beginning: bytes) -> None:
     fields = (
         b'"extFields":{"producerGroup":"g","tranStateTableOffset":"7","commitLogOffset":"4096",'
         b'"commitOrRollback":"8"},"remark":"no such row","flag":2}'
     )
-    head = decode_request_head(opening + fields)
+    head = decode_request_head(beginning + fields)
     assert head is not None
     assert isinstance(head.fields, EndTransaction)
     assert head.is_oneway

@@ -1,4 +1,4 @@
-"""Frames as whole bytes, what is refused and how early, and what is not copied."""
+"""Frames byte by byte: what is refused and how early, and what is not copied."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from escrowmq.remoting.frame import (
 )
 
 
-def frames_of(reader: FrameDecoder[Frame], chunk: bytes) -> list[Frame]:
-    reader.receive(chunk)
-    return list(reader.frames())
+def frames_of(decoder: FrameDecoder[Frame], chunk: bytes) -> list[Frame]:
+    decoder.receive(chunk)
+    return list(decoder.frames())
 
 
-def test_a_frame_byte_by_byte() -> None:
+def test_a_frame_has_the_known_bytes() -> None:
     assert encode_frame(ROCKETMQ, b"head", b"body") == bytes.fromhex(
         "0000000c 01000004 68656164 626f6479"
     )
@@ -39,22 +39,22 @@ def test_a_body_inside_one_chunk_is_a_view_of_it() -> None:
     assert all(body.obj is chunk for body in bodies)
 
 
-def test_the_views_of_a_frame_that_spans_chunks_cannot_be_written_to() -> None:
+def test_the_views_of_a_frame_that_spans_chunks_are_read_only() -> None:
     stream = encode_frame(JSON, b"{}", b"body")
-    reader = FrameDecoder(Frame)
-    assert frames_of(reader, stream[:11]) == []
-    (frame,) = frames_of(reader, stream[11:])
+    decoder = FrameDecoder(Frame)
+    assert frames_of(decoder, stream[:11]) == []
+    (frame,) = frames_of(decoder, stream[11:])
     assert bytes(frame.body) == b"body"
     assert frame.body.readonly
 
 
 def test_a_frame_after_one_that_spanned_chunks_is_not_copied() -> None:
     stream = encode_frame(JSON, b"{}", b"first") + encode_frame(JSON, b"{}", b"second")
-    reader = FrameDecoder(Frame)
-    frames_of(reader, stream[:3])
-    rest = stream[3:]
-    _, second = frames_of(reader, rest)
-    assert second.body.obj is rest
+    decoder = FrameDecoder(Frame)
+    frames_of(decoder, stream[:3])
+    second_chunk = stream[3:]
+    _, second = frames_of(decoder, second_chunk)
+    assert second.body.obj is second_chunk
 
 
 def test_an_empty_frame_has_an_empty_header_and_body() -> None:
@@ -77,63 +77,59 @@ def test_an_empty_frame_has_an_empty_header_and_body() -> None:
     ],
 )
 @pytest.mark.parametrize("step", [1, 3, 100])
-def test_a_bad_frame_is_refused_as_soon_as_its_prefix_is_known(
+def test_an_invalid_frame_is_refused_as_soon_as_its_prefix_is_complete(
     beginning: str, error: type[RemoteProtocolError], step: int
 ) -> None:
     stream = bytes.fromhex(beginning)
-    reader = FrameDecoder(Frame)
+    decoder = FrameDecoder(Frame)
     last = (len(stream) - 1) // step * step
-    for at in range(0, last, step):
-        frames_of(reader, stream[at : at + step])
+    for index in range(0, last, step):
+        frames_of(decoder, stream[index : index + step])
     with pytest.raises(error):
-        frames_of(reader, stream[last:])
-    assert reader.buffered_bytes == 0
+        frames_of(decoder, stream[last:])
+    assert decoder.buffered_bytes == 0
 
 
 def test_the_longest_frame_is_accepted_and_one_byte_more_is_not() -> None:
-    limit = 16
-    assert frames_of(
-        FrameDecoder(Frame, frame_length_max=limit), encode_frame(JSON, b"12345678", b"body")
-    )
+    decoder = FrameDecoder(Frame, frame_length_max=16)
+    assert frames_of(decoder, encode_frame(JSON, b"12345678", b"body"))
     with pytest.raises(FrameTooLong):
-        frames_of(
-            FrameDecoder(Frame, frame_length_max=limit), encode_frame(JSON, b"123456789", b"body")
-        )
+        frames_of(decoder, encode_frame(JSON, b"123456789", b"body"))
     assert FRAME_LENGTH_MAX + 4 == 16 * 1024 * 1024
 
 
-def test_frames_before_a_bad_one_are_returned_first() -> None:
-    reader = FrameDecoder(Frame)
-    reader.receive(encode_frame(JSON, b"{}", b"good") + bytes.fromhex("00000000 00000000"))
-    frames = reader.frames()
-    assert bytes(next(frames).body) == b"good"
+def test_frames_before_an_invalid_one_are_returned_first() -> None:
+    decoder = FrameDecoder(Frame)
+    decoder.receive(encode_frame(JSON, b"{}", b"valid") + bytes.fromhex("00000000 00000000"))
+    frames = decoder.frames()
+    assert bytes(next(frames).body) == b"valid"
     with pytest.raises(FrameTooLong):
         next(frames)
 
 
-def test_after_an_error_it_stays_failed_with_that_error() -> None:
-    reader = FrameDecoder(Frame)
+def test_after_an_error_a_decoder_raises_the_same_error_again() -> None:
+    decoder = FrameDecoder(Frame)
     with pytest.raises(FrameTooLong) as first:
-        frames_of(reader, b"\xff" * 8)
+        frames_of(decoder, b"\xff" * 8)
     with pytest.raises(FrameTooLong) as second:
-        reader.receive(encode_frame(JSON, b"{}"))
+        decoder.receive(encode_frame(JSON, b"{}"))
     with pytest.raises(FrameTooLong) as third:
-        list(reader.frames())
+        list(decoder.frames())
     assert first.value is second.value is third.value
 
 
-def test_a_caller_may_stop_and_come_back() -> None:
-    reader = FrameDecoder(Frame)
-    reader.receive(encode_frame(JSON, b"1") + encode_frame(JSON, b"2") + encode_frame(JSON, b"3"))
-    assert next(reader.frames()).header == b"1"
-    assert [frame.header for frame in reader.frames()] == [b"2", b"3"]
+def test_a_caller_may_stop_reading_and_continue_later() -> None:
+    decoder = FrameDecoder(Frame)
+    decoder.receive(encode_frame(JSON, b"1") + encode_frame(JSON, b"2") + encode_frame(JSON, b"3"))
+    assert next(decoder.frames()).header == b"1"
+    assert [frame.header for frame in decoder.frames()] == [b"2", b"3"]
 
 
 def test_receiving_before_all_frames_are_read_is_a_local_error() -> None:
-    reader = FrameDecoder(Frame)
-    reader.receive(encode_frame(JSON, b"1"))
+    decoder = FrameDecoder(Frame)
+    decoder.receive(encode_frame(JSON, b"1"))
     with pytest.raises(LocalProtocolError):
-        reader.receive(b"more")
+        decoder.receive(b"more")
 
 
 def test_a_frame_that_would_be_too_long_is_not_encoded() -> None:

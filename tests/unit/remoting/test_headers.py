@@ -1,4 +1,4 @@
-"""Headers as clients really send them, and what a handler is told when one does not fit."""
+"""Headers as clients send them, and the errors for missing and invalid fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.remoting.requests import REQUESTS, header_types
 
-LONG = {
+LONG_NAMES = {
     "producerGroup": "group",
     "topic": "orders",
     "defaultTopic": "TBW102",
@@ -41,17 +41,17 @@ LONG = {
 }
 
 
-def test_short_names_mean_what_the_long_ones_mean() -> None:
-    short = dict(zip("abcdefghijklmn", LONG.values(), strict=True))
-    one, two = decode_header(SendMessage, LONG), decode_header(SendMessageV2, short)
-    assert isinstance(two, SendMessage)
+def test_short_names_mean_the_same_as_long_ones() -> None:
+    short = dict(zip("abcdefghijklmn", LONG_NAMES.values(), strict=True))
+    version1, version2 = decode_header(SendMessage, LONG_NAMES), decode_header(SendMessageV2, short)
+    assert isinstance(version2, SendMessage)
     for name in SendMessage.__struct_fields__:
-        assert getattr(one, name) == getattr(two, name), name
-    assert encode_header(one) == LONG
-    assert encode_header(two) == short
+        assert getattr(version1, name) == getattr(version2, name), name
+    assert encode_header(version1) == LONG_NAMES
+    assert encode_header(version2) == short
 
 
-def test_a_one_for_true_as_cpp_sends_it() -> None:
+def test_the_digit_1_of_a_cpp_client_means_true() -> None:
     end = decode_header(
         EndTransaction,
         {
@@ -68,9 +68,9 @@ def test_a_one_for_true_as_cpp_sends_it() -> None:
     assert (end.tran_state_table_offset, end.commit_log_offset) == (7, 4096)
 
 
-def test_booleans_are_written_as_words_and_none_is_not_written() -> None:
-    sent = SendMessageResponse(msg_id="A", queue_id=1, queue_offset=2, trace_on=True)
-    assert encode_header(sent) == {
+def test_booleans_are_encoded_as_words_and_none_is_omitted() -> None:
+    header = SendMessageResponse(msg_id="A", queue_id=1, queue_offset=2, trace_on=True)
+    assert encode_header(header) == {
         "msgId": "A",
         "queueId": "1",
         "queueOffset": "2",
@@ -78,7 +78,7 @@ def test_booleans_are_written_as_words_and_none_is_not_written() -> None:
     }
 
 
-def test_names_that_are_not_camel_case() -> None:
+def test_names_that_are_not_camel_case_are_decoded() -> None:
     assert decode_header(UnregisterClient, {"clientID": "c"}).client_id == "c"
     query = {"topic": "t", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "1"}
     assert decode_header(QueryMessage, query | {"_UNIQUE_KEY_QUERY": "true"}).is_unique_key
@@ -96,20 +96,22 @@ def test_names_that_are_not_camel_case() -> None:
         ("batch", "2"),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(field: str, value: str) -> None:
-    with pytest.raises(InvalidField, match=field) as refusal:
-        decode_header(SendMessage, LONG | {field: value})
-    assert refusal.value.code == ResponseCode.SYSTEM_ERROR
-    assert "SendMessage" in refusal.value.remark
+def test_an_invalid_field_is_named_in_the_error(field: str, value: str) -> None:
+    with pytest.raises(InvalidField, match=field) as refused:
+        decode_header(SendMessage, LONG_NAMES | {field: value})
+    assert refused.value.code == ResponseCode.SYSTEM_ERROR
+    assert "SendMessage" in refused.value.remark
 
 
 @pytest.mark.parametrize("field", ["producerGroup", "topic", "queueId"])
-def test_a_field_that_is_missing_is_named(field: str) -> None:
+def test_a_missing_field_is_named_in_the_error(field: str) -> None:
     with pytest.raises(InvalidField, match=field):
-        decode_header(SendMessage, {name: text for name, text in LONG.items() if name != field})
+        decode_header(
+            SendMessage, {name: text for name, text in LONG_NAMES.items() if name != field}
+        )
 
 
-# These have names, for log lines, but nothing handles or sends them.
+# These have only names for log lines; the project neither handles nor sends them.
 NOT_SUPPORTED = {
     RequestCode.RECALL_MESSAGE,
     RequestCode.QUERY_ASSIGNMENT,
@@ -139,9 +141,9 @@ def test_a_request_code_cannot_have_two_headers() -> None:
 
 
 def test_an_unknown_request_is_refused_with_code_3() -> None:
-    with pytest.raises(UnknownRequest, match="98765") as refusal:
+    with pytest.raises(UnknownRequest, match="98765") as refused:
         header_types(98765)
-    assert refusal.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert refused.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 def test_request_codes_have_names_for_log_lines() -> None:

@@ -1,4 +1,4 @@
-"""Merging the pages of several brokers into one."""
+"""Metrics of several brokers, merged into one page."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def page(node: str, *samples: Samples) -> list[str]:
 
 def test_samples_of_one_family_are_merged_under_one_heading() -> None:
     pages = MergedMetrics()
-    both: list[Samples] = [
+    families: list[Samples] = [
         Gauge("a", "A.").value(1),
         Counter("b_total", "B.", ("topic",)).value(2, "t"),
     ]
-    pages.add(page("one", *both))
-    pages.add(page("two", *both, Gauge("c", "C.").value(3)))
-    found = parse("".join(pages.lines()))  # which refuses a heading that comes twice
-    assert found.values("a") == [1, 1]
-    assert found.value("b_total", node_id="two", topic="t") == 2
-    assert found.value("c") == 3
+    pages.add(page("one", *families))
+    pages.add(page("two", *families, Gauge("c", "C.").value(3)))
+    merged = parse("".join(pages.lines()))  # refuses a heading that appears twice
+    assert merged.values("a") == [1, 1]
+    assert merged.value("b_total", node_id="two", topic="t") == 2
+    assert merged.value("c") == 3
 
 
 def test_a_family_without_samples_keeps_its_heading() -> None:

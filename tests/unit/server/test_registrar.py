@@ -14,7 +14,7 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.server.namesrv import Registrar
-from tests.support.namesrv_requests import A, topic, version
+from tests.support.namesrv_requests import A, data_version, topic_config
 from tests.support.scripted_server import ScriptedServer
 from tests.support.waiting import wait_until
 
@@ -25,7 +25,7 @@ UNREGISTER = RequestCode.UNREGISTER_BROKER
 @contextlib.asynccontextmanager
 async def running(address: str, topics: list[TopicConfig]) -> AsyncIterator[Registrar]:
     """Run a registrar whose interval never ends, and cancel it afterwards."""
-    registrar = Registrar(address, A, lambda: (topics, version()), interval_s=3600)
+    registrar = Registrar(address, A, lambda: (topics, data_version()), interval_s=3600)
     task = asyncio.create_task(registrar.run())
     try:
         yield registrar
@@ -45,10 +45,10 @@ def codes(server: ScriptedServer) -> list[int]:
 
 def test_a_broker_registers_again_when_its_topics_change_and_unregisters_at_the_end() -> None:
     async def run(server: ScriptedServer) -> None:
-        topics = [topic("orders")]
+        topics = [topic_config("orders")]
         async with running(server.address, topics) as registrar:
             await registrar.registered.wait()
-            topics.append(topic("bills"))
+            topics.append(topic_config("bills"))
             registrar.topics_changed()
             await until(lambda: len(server.requests) == 2, "a second registration")
 

@@ -1,4 +1,4 @@
-"""Settings that an operator changes while the broker runs, and the file they are saved in."""
+"""Settings that an operator changes while the broker runs, and the files that keep them."""
 
 from __future__ import annotations
 
@@ -13,43 +13,38 @@ from escrowmq.server.namesrv import KV_CONFIG_PATH, KvConfigFile
 from escrowmq.testing import MemoryDisk
 
 
-class Applied:
-    def __init__(self) -> None:
-        self.configs: list[Config] = []
-
-    def __call__(self, config: Config) -> None:
-        self.configs.append(config)
-
-
-def online(file: Path | None = None) -> tuple[RuntimeSettings, Applied]:
-    applied = Applied()
+def load_settings(file: Path | None = None) -> tuple[RuntimeSettings, list[Config]]:
+    """Return the settings, and a list to which the configuration is appended after a change."""
+    applied: list[Config] = []
     resolved = load_config(file)
     live = LiveConfig(resolved.config)
-    live.add_listener(applied)
+    live.add_listener(applied.append)
     return RuntimeSettings(live, resolved.origins, file), applied
 
 
 def test_a_change_is_applied_shown_and_saved(tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
-    file.write_text("# mine\nmaxMessageSize=5000\nbrokerName=b")
-    settings, applied = online(file)
+    file.write_text("# a comment\nmaxMessageSize=5000\nbrokerName=b")
+    settings, applied = load_settings(file)
     settings.change("maxMessageSize=6000\nescrowLogLevel=debug\n")
-    assert applied.configs[0].store.message_bytes_max == 6000
+    assert applied[0].store.message_bytes_max == 6000
     assert "maxMessageSize=6000\n" in settings.text()
-    assert file.read_text() == "# mine\nmaxMessageSize=6000\nbrokerName=b\nescrowLogLevel=DEBUG\n"
-    assert load_config(file).config == applied.configs[0]
+    assert file.read_text() == (
+        "# a comment\nmaxMessageSize=6000\nbrokerName=b\nescrowLogLevel=DEBUG\n"
+    )
+    assert load_config(file).config == applied[0]
     assert [path.name for path in tmp_path.iterdir()] == ["broker.conf"]
 
 
 def test_without_a_file_a_change_lasts_until_the_stop(caplog: pytest.LogCaptureFixture) -> None:
-    settings, applied = online()
+    settings, applied = load_settings()
     settings.change("transactionCheckMax=3")
-    assert applied.configs[0].transaction.checks_max == 3
+    assert applied[0].transaction.checks_max == 3
     assert "until the next start" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("listenPort=1", "cannot change while the broker runs"),
         ("maxMesageSize=1", "did you mean maxMessageSize"),
@@ -61,31 +56,31 @@ def test_without_a_file_a_change_lasts_until_the_stop(caplog: pytest.LogCaptureF
         ("a=\\u12", "hexadecimal"),
     ],
 )
-def test_an_invalid_change_is_refused_as_a_whole(text: str, why: str, tmp_path: Path) -> None:
+def test_an_invalid_change_is_refused_as_a_whole(text: str, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("maxMessageSize=5000\n")
-    settings, applied = online(file)
-    with pytest.raises(ConfigError, match=why):
+    settings, applied = load_settings(file)
+    with pytest.raises(ConfigError, match=reason):
         settings.change(text)
-    assert not applied.configs
+    assert not applied
     assert file.read_text() == "maxMessageSize=5000\n"
 
 
 def test_an_unchanged_value_changes_nothing() -> None:
-    settings, applied = online()
+    settings, applied = load_settings()
     settings.change("listenPort=10911\nmaxMessageSize=4194304\n")
     settings.change("")
-    assert not applied.configs
+    assert not applied
 
 
 def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("")
-    settings, applied = online(file)
+    settings, applied = load_settings(file)
     file.unlink()
     with pytest.raises(ConfigError, match="nothing was changed"):
         settings.change("maxMessageSize=6000")
-    assert not applied.configs
+    assert not applied
 
 
 def test_continued_lines_and_repeated_keys_are_replaced() -> None:
@@ -94,13 +89,13 @@ def test_continued_lines_and_repeated_keys_are_replaced() -> None:
     assert update_properties("", {"a": "9"}) == "a=9\n"
 
 
-def test_the_kv_config_is_loaded_again() -> None:
+def test_the_kv_config_is_saved_after_a_change_and_loaded() -> None:
     disk = MemoryDisk()
-    kept = KvConfigFile(disk)
-    kept.save()
+    file = KvConfigFile(disk)
+    file.save()
     assert not disk.exists(KV_CONFIG_PATH)
-    kept.settings.put("space", "colour", "red")
-    kept.save()
+    file.settings.put("space", "colour", "red")
+    file.save()
     assert KvConfigFile(disk).settings.get("space", "colour") == "red"
 
 

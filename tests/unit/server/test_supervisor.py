@@ -1,15 +1,15 @@
-"""What a supervisor hands on to its brokers."""
+"""The arguments that a supervisor passes to its brokers."""
 
 from __future__ import annotations
 
 import pytest
 
-# Private: the option's parsing is not reachable without processes.
+# Private: without processes there is no public way to see the arguments.
 from escrowmq.server.supervisor import _without_brokers_option
 
 
 @pytest.mark.parametrize(
-    ("given", "handed_on"),
+    ("arguments", "expected"),
     [
         (["serve", "--brokers", "2"], ["serve"]),
         (["serve", "--brokers=2", "-c", "x"], ["serve", "-c", "x"]),
@@ -17,5 +17,7 @@ from escrowmq.server.supervisor import _without_brokers_option
         (["serve", "-c", "2"], ["serve", "-c", "2"]),
     ],
 )
-def test_children_get_all_arguments_except_brokers(given: list[str], handed_on: list[str]) -> None:
-    assert list(_without_brokers_option(given)) == handed_on
+def test_brokers_get_all_arguments_except_brokers(
+    arguments: list[str], expected: list[str]
+) -> None:
+    assert list(_without_brokers_option(arguments)) == expected

@@ -1,4 +1,4 @@
-"""Options of a read: an unknown name is refused with a hint, an invalid value with a reason."""
+"""Options of a read: unknown names are refused with a hint, invalid values with a reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from escrowmq.client.access import NO_ACCESS, Access
 from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import InvalidOption
-from escrowmq.spark import options as read
+from escrowmq.spark import options as spark_options
 from escrowmq.spark.offsets import QueueTimes, SymbolicOffset, from_nested, to_nested
 from escrowmq.spark.options import (
     SERVERS,
@@ -23,11 +23,12 @@ from escrowmq.spark.options import (
     parse_read_options,
 )
 
-GIVEN = {"servers": "s:1", "subscribe": "orders"}
+REQUIRED = {"servers": "s:1", "subscribe": "orders"}
 
 
-def parsed(given: dict[str, str] | None = None, *, is_stream: bool = False) -> Options:
-    return parse_read_options({**GIVEN, **(given or {})}, is_stream=is_stream)
+def parse(changes: dict[str, str] | None = None, *, is_stream: bool = False) -> Options:
+    """Parse the required options and these."""
+    return parse_read_options({**REQUIRED, **(changes or {})}, is_stream=is_stream)
 
 
 def test_names_may_have_any_case_and_be_aliases() -> None:
@@ -37,17 +38,17 @@ def test_names_may_have_any_case_and_be_aliases() -> None:
         "subexpression": "a || b",
         "pulltimeoutms": "5000",
         "pullbatchsize": "32",
-        "checkpointLocation": "anywhere",
+        "checkpointLocation": "any",
     }
-    found = parse_read_options(aliases, is_stream=False)
-    assert (found[SERVERS], found[read.SUBSCRIBE]) == ("s:1", ["orders", "paid"])
-    assert (found[read.TAGS], found[read.PULL_BATCH_SIZE]) == ("a || b", 32)
-    assert found[TIMEOUT_MS] == 5000
-    assert pickle.loads(pickle.dumps(found))[SERVERS] == "s:1"
+    options = parse_read_options(aliases, is_stream=False)
+    assert (options[SERVERS], options[spark_options.SUBSCRIBE]) == ("s:1", ["orders", "paid"])
+    assert (options[spark_options.TAGS], options[spark_options.PULL_BATCH_SIZE]) == ("a || b", 32)
+    assert options[TIMEOUT_MS] == 5000
+    assert pickle.loads(pickle.dumps(options))[SERVERS] == "s:1"
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("changes", "reason"),
     [
         ({"subscribes": "a"}, "no option 'subscribes'; did you mean subscribe?"),
         ({"startingOfsets": "earliest"}, "did you mean startingOffsets?"),
@@ -72,43 +73,47 @@ def test_names_may_have_any_case_and_be_aliases() -> None:
         ({"accessKey": "a"}, "belong together"),
     ],
 )
-def test_an_invalid_option_is_refused_with_a_reason(given: dict[str, str], reason: str) -> None:
+def test_an_invalid_option_is_refused_with_a_reason(changes: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOption, match=reason.replace("?", r"\?")):
-        parse_access(parsed(given))
+        parse_access(parse(changes))
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("changes", "reason"),
     [
         ({"endingOffsets": "latest"}, "for a batch only"),
         ({"reportOffsets": "true"}, "needs the group"),
         ({"path": "/d"}, "only be read in a batch"),
     ],
 )
-def test_a_stream_refuses_options_of_a_batch(given: dict[str, str], reason: str) -> None:
+def test_a_stream_refuses_options_of_a_batch(changes: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOption, match=reason):
-        parsed(given, is_stream=True)
+        parse(changes, is_stream=True)
 
 
-@pytest.mark.parametrize("given", [{}, {"servers": "s:1"}, {"subscribe": "a"}])
-def test_a_missing_option_is_named(given: dict[str, str]) -> None:
+@pytest.mark.parametrize("changes", [{}, {"servers": "s:1"}, {"subscribe": "a"}])
+def test_a_missing_option_is_named(changes: dict[str, str]) -> None:
     with pytest.raises(InvalidOption, match=r"servers is missing|none of them"):
-        parse_read_options(given, is_stream=False)
+        parse_read_options(changes, is_stream=False)
 
 
 def test_a_time_takes_precedence_over_offsets() -> None:
-    options = parsed({"startingTimestamp": "5", "startingOffsets": "earliest"})
-    start = read.start_position(options, is_stream=False)
+    options = parse({"startingTimestamp": "5", "startingOffsets": "earliest"})
+    start = spark_options.start_position(options, is_stream=False)
     assert isinstance(start, QueueTimes)
     assert start.time_ms_of(MessageQueue("t", "b", 0)) == 5
-    assert read.start_position(parsed(), is_stream=False) is SymbolicOffset.EARLIEST
-    assert read.start_position(parsed(is_stream=True), is_stream=True) is SymbolicOffset.LATEST
-    assert read.end_position(parsed()) is SymbolicOffset.LATEST
+    assert spark_options.start_position(parse(), is_stream=False) is SymbolicOffset.EARLIEST
+    assert (
+        spark_options.start_position(parse(is_stream=True), is_stream=True) is SymbolicOffset.LATEST
+    )
+    assert spark_options.end_position(parse()) is SymbolicOffset.LATEST
 
 
 def test_every_option_is_in_the_manual() -> None:
     manual = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
-    missing = [option.name for option in read.READ_OPTIONS if f"`{option.name}`" not in manual]
+    missing = [
+        option.name for option in spark_options.READ_OPTIONS if f"`{option.name}`" not in manual
+    ]
     assert not missing
 
 
@@ -119,16 +124,16 @@ def test_a_secret_is_not_repeated_in_an_error() -> None:
     assert "hush" not in str(error.value)
 
 
-def test_offsets_are_written_sorted_and_read_back() -> None:
+def test_offsets_are_encoded_in_order_and_decoded() -> None:
     offsets = {
         MessageQueue("b", "x", 10): 1,
         MessageQueue("b", "x", 9): 2,
         MessageQueue("a", "y", 0): 3,
     }
-    written = to_nested(offsets)
-    assert list(written) == ["a", "b"]
-    assert list(written["b"]["x"]) == ["9", "10"]
-    assert from_nested(written) == offsets
+    nested = to_nested(offsets)
+    assert list(nested) == ["a", "b"]
+    assert list(nested["b"]["x"]) == ["9", "10"]
+    assert from_nested(nested) == offsets
 
 
 def test_a_request_is_signed_over_its_sorted_values_and_body() -> None:
@@ -136,6 +141,7 @@ def test_a_request_is_signed_over_its_sorted_values_and_body() -> None:
     assert sign is not None
     signed = sign({"b": "2", "a": "1"}, b"body")
     assert signed["AccessKey"] == "key"
-    # printf key12body | openssl dgst -sha1 -hmac secret -binary | base64; upper case sorts first.
+    # Computed by: printf key12body | openssl dgst -sha1 -hmac secret -binary | base64
+    # AccessKey comes first, because upper case sorts before lower case.
     assert signed["Signature"] == "RO+2E9a0n4A4OVx5POCCEy+V7cw="
     assert NO_ACCESS.signer() is None

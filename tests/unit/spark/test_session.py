@@ -1,4 +1,4 @@
-"""Missing or old Java and PySpark are reported in one sentence."""
+"""Checks of Java and PySpark: a missing or old version is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from escrowmq.errors import SparkNotAvailable
 from escrowmq.spark.session import check_java, check_pyspark
 
 
-def java(directory: Path, output: str) -> dict[str, str]:
+def fake_java(directory: Path, output: str) -> dict[str, str]:
+    """Create a `java` that prints this version, and return an environment that has it."""
     (directory / "bin").mkdir()
     program = directory / "bin" / "java"
     program.write_text(f"#!/bin/sh\necho '{output}' >&2\n")
@@ -25,15 +26,15 @@ def java(directory: Path, output: str) -> dict[str, str]:
     ("output", "release"), [('openjdk version "17.0.15"', 17), ('java version "25" 2025-09-16', 25)]
 )
 def test_java_17_and_newer_are_accepted(tmp_path: Path, output: str, release: int) -> None:
-    assert check_java(java(tmp_path, output)) == release
+    assert check_java(fake_java(tmp_path, output)) == release
 
 
 @pytest.mark.parametrize(
     ("output", "reason"), [('java version "1.8.0_402"', "is Java 8;"), ("what?", "does not say")]
 )
-def test_old_and_unknown_java_is_refused(tmp_path: Path, output: str, reason: str) -> None:
+def test_an_old_or_unknown_java_is_refused(tmp_path: Path, output: str, reason: str) -> None:
     with pytest.raises(SparkNotAvailable, match=f"{reason}.*needs Java 17"):
-        check_java(java(tmp_path, output))
+        check_java(fake_java(tmp_path, output))
 
 
 def test_missing_java_is_reported(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Columns of a table to be written: which there may be, and what becomes of their values."""
+"""Columns of a table to be written: which are accepted, and what becomes of their values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringT
 from escrowmq.errors import ConfigError, RowRefused
 from escrowmq.spark.row_encoding import binary_values, check_columns, read_rows
 
-STRINGS = pa.map_(pa.string(), pa.string())
-
-
-KINDS = {
+STRING_MAP = pa.map_(pa.string(), pa.string())
+TYPES = {
     "int": IntegerType(),
     "bigint": LongType(),
     "array<string>": ArrayType(StringType()),
@@ -26,17 +24,17 @@ KINDS = {
 
 
 def schema(text: str) -> StructType:
-    """As SQL says it; Spark's own reader of that needs a JVM."""
-    found = StructType()
+    """Parse a schema in SQL's notation, because Spark's own parser needs a JVM."""
+    schema = StructType()
     for column in text.split(", "):
-        name, _, kind = column.partition(" ")
-        found = found.add(name, KINDS.get(kind, kind))
-    return found
+        name, _, type_name = column.partition(" ")
+        schema = schema.add(name, TYPES.get(type_name, type_name))
+    return schema
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
-    kinds = {"properties": STRINGS, "body": pa.binary()}
-    arrays = {name: pa.array(values, type=kinds.get(name)) for name, values in columns.items()}
+    types = {"properties": STRING_MAP, "body": pa.binary()}
+    arrays = {name: pa.array(values, type=types.get(name)) for name, values in columns.items()}
     return pa.RecordBatch.from_pydict(arrays)
 
 
@@ -49,7 +47,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
         "body binary, queue_offset bigint, born_time timestamp",
     ],
 )
-def test_a_table_that_can_be_written(ddl: str) -> None:
+def test_a_table_with_valid_columns_is_accepted(ddl: str) -> None:
     check_columns(schema(ddl), "t")
 
 
@@ -66,12 +64,12 @@ def test_a_table_that_can_be_written(ddl: str) -> None:
         ("body string", "", "no topic: set .option"),
     ],
 )
-def test_a_table_that_cannot_be_written_is_refused(ddl: str, topic: str, reason: str) -> None:
+def test_a_table_with_an_invalid_column_is_refused(ddl: str, topic: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason.replace("(", r"\(")):
         check_columns(schema(ddl), topic)
 
 
-def test_bodies_are_views_also_of_a_slice() -> None:
+def test_bodies_of_a_slice_and_of_large_strings_are_read() -> None:
     rows = read_rows(batch(body=[b"a", b"", b"ccc", b"d"]).slice(1, 2), 0)
     assert [bytes(body) for body in binary_values(rows.bodies)] == [b"", b"ccc"]
     large = pa.RecordBatch.from_pydict({"body": pa.array(["x", "yy"], type=pa.large_string())})

@@ -1,4 +1,4 @@
-"""The row of a marker, and a checker that loses the race for it."""
+"""The row of a marker, and a checker that loses the race to insert it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW_MS = 1_700_000_000_000
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    """A database with the tables of the binding. A file, so that connections share it."""
+    """Return a database with the tables of the binding, in a file that connections share."""
     engine = create_engine(f"sqlite:///{tmp_path / 'bank.db'}")
     with engine.connect() as connection:
         create_tables(connection)
@@ -34,7 +34,7 @@ def insert_before_the_checker(
 ) -> list[str]:
     """Commit `row` from another connection after the checker has read and before it inserts.
 
-    Returns a list that receives the checker's statement, so that a test can tell that it happened.
+    Return a list to which the checker's statement is appended, so that a test can verify it.
     """
     statements: list[str] = []
 

@@ -1,7 +1,7 @@
-"""Faults happen at the chosen call, and a power cut loses no more than it may.
+"""The faulty disk: faults happen at the chosen call, and power cuts lose only unsynced changes.
 
-The n-th call fails, for every n until a run succeeds. Cuts are tried with many seeds, and at the
-end by a state machine against a model of all versions of files and directories.
+Tests let the n-th call fail, for every n until a run succeeds. Power cuts are tried with many
+seeds, and at the end by a state machine, whose model has all versions of files and directories.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ OLD, NEW = b"old " * 400, b"new, longer " * 170
 
 
 def every_kind_of_call(disk: FaultyDisk) -> None:
+    """Make nine calls."""
     disk.lock("lock", b"pid")
     file = disk.create("d/a", 100)
     file.write_at(10, b"data")
@@ -39,11 +40,12 @@ def every_kind_of_call(disk: FaultyDisk) -> None:
     disk.remove("d/b")
 
 
-def until_one_gets_through(
-    make: Callable[[int], FaultyDisk], scenario: Callable[[FaultyDisk], None]
+def failing_runs(
+    make_disk: Callable[[int], FaultyDisk], scenario: Callable[[FaultyDisk], None]
 ) -> Iterator[tuple[FaultyDisk, BaseException]]:
+    """Run a scenario on disks whose first, second, … call fails, until a run succeeds."""
     for n in itertools.count(1):
-        disk = make(n)
+        disk = make_disk(n)
         try:
             scenario(disk)
         except (StoreError, PowerCut) as error:
@@ -64,7 +66,7 @@ def test_calls_are_counted_and_traced_in_order() -> None:
 
 @pytest.mark.parametrize("error", [StoreFailed, StoreFull])
 def test_the_nth_call_fails_and_the_next_does_not(error: type[StoreError]) -> None:
-    runs = until_one_gets_through(lambda n: FaultyDisk(fail_at=n, error=error), every_kind_of_call)
+    runs = failing_runs(lambda n: FaultyDisk(fail_at=n, error=error), every_kind_of_call)
     failed = 0
     for failed, (disk, raised) in enumerate(runs, start=1):
         assert type(raised) is error
@@ -91,22 +93,22 @@ def test_a_failing_write_leaves_a_prefix_of_any_length() -> None:
         file = disk.create("a", 3000)
         with pytest.raises(StoreFailed):
             file.write_at(100, b"x" * 2000)
-        found = bytes(file.view())
-        length = found.count(b"x")
-        assert found == bytes(100) + b"x" * length + bytes(2900 - length)
+        content = bytes(file.view())
+        length = content.count(b"x")
+        assert content == bytes(100) + b"x" * length + bytes(2900 - length)
         lengths.add(length)
     assert len(lengths) > SEEDS / 3
     assert any((100 + length) % SECTOR_BYTES == 0 for length in lengths)
 
 
 def test_a_failing_create_may_or_may_not_leave_the_file() -> None:
-    left = set()
+    contents = set()
     for seed in range(SEEDS):
         disk = FaultyDisk(seed=seed, fail_at=1)
         with pytest.raises(StoreFailed):
             disk.create("d/a", 10)
-        left.add(read_file(disk, "d/a"))
-    assert left == {None, b"", bytes(10)}
+        contents.add(read_file(disk, "d/a"))
+    assert contents == {None, b"", bytes(10)}
 
 
 def test_a_failing_rename_remove_or_resize_changes_nothing() -> None:
@@ -124,8 +126,9 @@ def test_a_failing_rename_remove_or_resize_changes_nothing() -> None:
     assert bytes(file.view()) == b"kept"
 
 
-def retry_a_failed_sync(*, forgets: bool, rewrite: bool) -> set[bytes | None]:
-    disk = FaultyDisk(sync_failure_drops_pages=forgets)
+def retry_a_failed_sync(*, drops_pages: bool, rewrite: bool) -> set[bytes | None]:
+    """Sync again after a failed sync. Return the contents that a power cut may leave."""
+    disk = FaultyDisk(sync_failure_drops_pages=drops_pages)
     write_file(disk, "a", b"old")
     file = disk.open("a")
     file.write_at(0, b"new")
@@ -139,13 +142,13 @@ def retry_a_failed_sync(*, forgets: bool, rewrite: bool) -> set[bytes | None]:
 
 
 def test_a_sync_after_a_failed_one_does_not_make_the_bytes_durable() -> None:
-    assert retry_a_failed_sync(forgets=True, rewrite=False) == {b"old", b"new"}
-    assert retry_a_failed_sync(forgets=True, rewrite=True) == {b"new"}
-    assert retry_a_failed_sync(forgets=False, rewrite=False) == {b"new"}
+    assert retry_a_failed_sync(drops_pages=True, rewrite=False) == {b"old", b"new"}
+    assert retry_a_failed_sync(drops_pages=True, rewrite=True) == {b"new"}
+    assert retry_a_failed_sync(drops_pages=False, rewrite=False) == {b"new"}
 
 
 def test_after_a_power_cut_every_call_raises() -> None:
-    runs = until_one_gets_through(lambda n: FaultyDisk(power_cut_at=n), every_kind_of_call)
+    runs = failing_runs(lambda n: FaultyDisk(power_cut_at=n), every_kind_of_call)
     cuts = 0
     for cuts, (disk, raised) in enumerate(runs, start=1):
         assert type(raised) is PowerCut
@@ -164,7 +167,7 @@ def test_a_power_cut_is_not_an_exception_and_its_call_does_not_happen() -> None:
 
 
 def dirty_disk() -> FaultyDisk:
-    """Return a disk with ten synced sectors of `o`; six are overwritten with `n`, not synced."""
+    """Return a disk with ten synced sectors of `o`, six of which are overwritten with `n`."""
     disk = FaultyDisk()
     write_file(disk, "a", b"o" * 10 * SECTOR_BYTES)
     disk.open("a").write_at(2 * SECTOR_BYTES, b"n" * 6 * SECTOR_BYTES)
@@ -175,78 +178,83 @@ def dirty_disk() -> FaultyDisk:
     ("survival", "torn"), [("mixed", "torn once"), ("scrambled", "torn in words")]
 )
 def test_a_cut_decides_for_each_sector_and_tears_some(survival: Survival, torn: str) -> None:
-    seen = set()
+    fates = set()
     for seed in range(SEEDS):
-        found = read_file(dirty_disk().power_cut(Random(seed), survival), "a")
-        assert found is not None
-        assert set(found[: 2 * SECTOR_BYTES]) | set(found[8 * SECTOR_BYTES :]) == set(b"o")
+        content = read_file(dirty_disk().power_cut(Random(seed), survival), "a")
+        assert content is not None
+        assert set(content[: 2 * SECTOR_BYTES]) | set(content[8 * SECTOR_BYTES :]) == set(b"o")
         for start in range(2 * SECTOR_BYTES, 8 * SECTOR_BYTES, SECTOR_BYTES):
-            sector = found[start : start + SECTOR_BYTES]
+            sector = content[start : start + SECTOR_BYTES]
             if sector == b"n" * SECTOR_BYTES:
-                seen.add("kept")
+                fates.add("kept")
             elif sector == b"o" * SECTOR_BYTES:
-                seen.add("lost")
+                fates.add("lost")
             elif sector == b"n" * sector.count(b"n") + b"o" * sector.count(b"o"):
-                seen.add("torn once")
+                fates.add("torn once")
             else:
                 assert set(re.findall(b"." * 8, sector)) == {b"n" * 8, b"o" * 8}
-                seen.add("torn in words")
-    assert seen == {"kept", "lost", torn}
+                fates.add("torn in words")
+    assert fates == {"kept", "lost", torn}
 
 
-def left_by_cuts(disk: FaultyDisk, look: Callable[[FaultyDisk], object]) -> set[object]:
-    return {look(disk.power_cut(Random(seed))) for seed in range(SEEDS)}
+def after_cuts(disk: FaultyDisk, inspect: Callable[[FaultyDisk], object]) -> set[object]:
+    """Cut the power with many seeds, and return what a function observes on the disks."""
+    return {inspect(disk.power_cut(Random(seed))) for seed in range(SEEDS)}
 
 
 def test_a_seed_repeats_a_cut_and_what_survives_is_durable() -> None:
     disk = dirty_disk()
     for seed in range(SEEDS // 4):
-        found = disk.power_cut(Random(seed))
-        left = read_file(found, "a")
-        assert read_file(disk.power_cut(Random(seed)), "a") == left
-        assert left_by_cuts(found, lambda disk: read_file(disk, "a")) == {left}
+        after_cut = disk.power_cut(Random(seed))
+        content = read_file(after_cut, "a")
+        assert read_file(disk.power_cut(Random(seed)), "a") == content
+        assert after_cuts(after_cut, lambda disk: read_file(disk, "a")) == {content}
 
 
-def test_a_length_is_any_since_the_last_sync() -> None:
+def test_after_a_cut_a_file_has_any_length_since_its_last_sync() -> None:
     disk = FaultyDisk()
     write_file(disk, "a", b"x" * 30)
     file = disk.open("a")
     file.resize(10)
     file.resize(20)
     assert read_file(disk.power_cut(Random(1), "none"), "a") == b"x" * 30
-    left = left_by_cuts(disk, lambda found: len(read_file(found, "a") or b""))
-    assert left == {30, 10, 20}
+    lengths = after_cuts(disk, lambda after: len(read_file(after, "a") or b""))
+    assert lengths == {30, 10, 20}
     file.sync()
-    assert left_by_cuts(disk, lambda found: read_file(found, "a")) == {b"x" * 10 + bytes(10)}
+    assert after_cuts(disk, lambda after: read_file(after, "a")) == {b"x" * 10 + bytes(10)}
 
 
-def test_an_unsynced_create_may_vanish_or_be_empty() -> None:
+def test_an_unsynced_file_may_be_missing_or_empty_after_a_cut() -> None:
     disk = FaultyDisk()
     disk.create("d/a", 5)
-    assert left_by_cuts(disk, lambda found: read_file(found, "d/a")) == {None, b"", bytes(5)}
+    assert after_cuts(disk, lambda after: read_file(after, "d/a")) == {None, b"", bytes(5)}
     disk.sync_directory("d")
-    assert left_by_cuts(disk, lambda found: read_file(found, "d/a")) == {b"", bytes(5)}
+    assert after_cuts(disk, lambda after: read_file(after, "d/a")) == {b"", bytes(5)}
 
 
 def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
     disk = FaultyDisk()
     write_file(disk, "d/a", b"x")
     disk.remove("d/a")
-    assert left_by_cuts(disk, lambda found: read_file(found, "d/a")) == {b"x", None}
+    assert after_cuts(disk, lambda after: read_file(after, "d/a")) == {b"x", None}
     disk.remove("d")
-    assert left_by_cuts(disk, lambda f: "".join(f.names("") + f.names("d"))) == {"da", "d", ""}
+    assert after_cuts(disk, lambda after: "".join(after.names("") + after.names("d"))) == {
+        "da",
+        "d",
+        "",
+    }
     disk.sync_directory("")
-    assert left_by_cuts(disk, lambda found: found.exists("d")) == {False}
+    assert after_cuts(disk, lambda after: after.exists("d")) == {False}
 
 
-def test_a_directory_keeps_the_first_of_its_operations() -> None:
+def test_a_cut_leaves_a_prefix_of_the_operations_of_a_directory() -> None:
     disk = FaultyDisk()
     for name in ("1", "2", "3"):
         disk.create(f"d/{name}", 0)
     disk.create("e/1", 0)
-    assert left_by_cuts(disk, lambda f: "".join(f.names("d"))) == {"", "1", "12", "123"}
-    both = left_by_cuts(disk, lambda found: (len(found.names("d")), len(found.names("e"))))
-    assert {(0, 1), (1, 0)} <= both  # the one does not wait for the other
+    assert after_cuts(disk, lambda after: "".join(after.names("d"))) == {"", "1", "12", "123"}
+    both = after_cuts(disk, lambda after: (len(after.names("d")), len(after.names("e"))))
+    assert {(0, 1), (1, 0)} <= both  # two directories are independent
 
 
 def test_a_rename_between_directories_never_loses_or_doubles_the_file() -> None:
@@ -255,13 +263,14 @@ def test_a_rename_between_directories_never_loses_or_doubles_the_file() -> None:
     write_file(disk, "e/b", b"")
     disk.create("d/c", 0)
     disk.rename("d/a", "e/a")
-    where = left_by_cuts(disk, lambda found: "".join(found.names("d") + found.names("e")))
-    assert where == {"ab", "acb", "cab"}
-    disk.sync_directory("e")  # and with it what was before it in the other
-    assert left_by_cuts(disk, lambda found: "".join(found.names("d"))) == {"c"}
+    names = after_cuts(disk, lambda after: "".join(after.names("d") + after.names("e")))
+    assert names == {"ab", "acb", "cab"}
+    disk.sync_directory("e")  # also makes the earlier operations of the other directory durable
+    assert after_cuts(disk, lambda after: "".join(after.names("d"))) == {"c"}
 
 
-def before_replace(seed: int, cut: bool, n: int) -> FaultyDisk:
+def disk_before_replace(seed: int, cut: bool, n: int) -> FaultyDisk:
+    """Return a disk on which the n-th of the following calls fails, or the power is cut there."""
     disk = FaultyDisk(seed=seed)
     write_file(disk, "d/a", OLD)
     disk.create("d/a.tmp", 700).write_at(0, b"left over")
@@ -276,22 +285,22 @@ def replace(disk: FaultyDisk) -> None:
 @pytest.mark.parametrize("survival", ["none", "all", "mixed"])
 def test_replace_file_is_atomic_wherever_the_power_is_cut(survival: Survival) -> None:
     for seed in range(SEEDS):
-        for disk, _ in until_one_gets_through(partial(before_replace, seed, True), replace):
+        for disk, _ in failing_runs(partial(disk_before_replace, seed, True), replace):
             assert read_file(disk.power_cut(Random(seed), survival), "d/a") in (OLD, NEW)
-        done = before_replace(seed, True, 99)
-        replace(done)
-        assert read_file(done.power_cut(Random(seed), survival), "d/a") == NEW
+        disk = disk_before_replace(seed, True, 99)
+        replace(disk)
+        assert read_file(disk.power_cut(Random(seed), survival), "d/a") == NEW
 
 
-def test_replace_file_tried_again_after_any_failure_is_durable() -> None:
+def test_replace_file_repeated_after_any_failure_is_durable() -> None:
     for seed in range(SEEDS):
-        for disk, _ in until_one_gets_through(partial(before_replace, seed, False), replace):
+        for disk, _ in failing_runs(partial(disk_before_replace, seed, False), replace):
             assert read_file(disk.power_cut(Random(seed)), "d/a") in (OLD, NEW), disk.trace
             replace(disk)
             assert read_file(disk.power_cut(Random(seed)), "d/a") == NEW, disk.trace
 
 
-def test_a_capacity_counts_the_pages_written() -> None:
+def test_the_capacity_limits_the_pages_written() -> None:
     disk = MemoryDisk(capacity_bytes=3 * 4096)
     file = disk.create("a", 1 << 30)
     file.write_at(1 << 20, b"x")
@@ -324,11 +333,12 @@ class DiskMachine(RuleBasedStateMachine):
         self.files = [[read_file(disk, path) or b""] for path in paths]
         self.names = [{path: number for number, path in enumerate(paths)}]
 
-    def change_names(self, gone: str, added: dict[str, int]) -> None:
-        kept = {path: number for path, number in self.names[-1].items() if path != gone}
-        self.names.append(kept | added)
+    def change_names(self, removed: str, added: dict[str, int]) -> None:
+        remaining = {path: number for path, number in self.names[-1].items() if path != removed}
+        self.names.append(remaining | added)
 
     def versions(self, path: str) -> list[bytes] | None:
+        """Return the versions of a file, or None if there is no such file."""
         return self.files[self.names[-1][path]] if path in self.names[-1] else None
 
     @rule(path=paths, size=sizes)
@@ -380,33 +390,36 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**32), survival=st.sampled_from(["none", "all", "mixed"]))
     def cut(self, seed: int, survival: Survival) -> None:
-        now = {path: self.files[number][-1] for path, number in self.names[-1].items()}
-        assert now == {path: read_file(self.disk, path) for path in now}
-        found = self.disk.power_cut(Random(seed), survival)
-        left = {f"d/{name}": read_file(found, f"d/{name}") or b"" for name in found.names("d")}
+        current = {path: self.files[number][-1] for path, number in self.names[-1].items()}
+        assert current == {path: read_file(self.disk, path) for path in current}
+        disk = self.disk.power_cut(Random(seed), survival)
+        contents = {f"d/{name}": read_file(disk, f"d/{name}") or b"" for name in disk.names("d")}
         maps = {"none": self.names[:1], "all": self.names[-1:], "mixed": self.names}[survival]
         assert any(
-            names.keys() == left.keys()
-            and all(possible(self.files[names[path]], left[path], survival) for path in names)
+            names.keys() == contents.keys()
+            and all(
+                is_possible(self.files[names[path]], contents[path], survival) for path in names
+            )
             for names in maps
         )
-        self.start(found)
+        self.start(disk)
 
 
-def possible(versions: list[bytes], left: bytes, survival: Survival) -> bool:
+def is_possible(versions: list[bytes], content: bytes, survival: Survival) -> bool:
+    """Return whether a cut may leave this content of a file with these versions."""
     if survival != "mixed":
-        return left == versions[-1 if survival == "all" else 0]
-    # A cut that undoes a truncation brings back what the file held before it.
+        return content == versions[-1 if survival == "all" else 0]
+    # A cut that undoes a truncation restores the content that the file had before it.
     truncated = [old for old, new in itertools.pairwise(versions) if len(new) < len(old)]
     candidates = [
-        version.ljust(len(left), b"\0") for version in (versions[0], *truncated, versions[-1])
+        version.ljust(len(content), b"\0") for version in (versions[0], *truncated, versions[-1])
     ]
-    return any(len(left) == len(version) for version in versions) and all(
-        byte in choices for byte, *choices in zip(left, *candidates, strict=False)
+    return any(len(content) == len(version) for version in versions) and all(
+        byte in choices for byte, *choices in zip(content, *candidates, strict=False)
     )
 
 
-def test_a_power_cut_may_bring_back_what_an_unsynced_truncation_removed() -> None:
+def test_a_power_cut_may_restore_content_that_an_unsynced_truncation_removed() -> None:
     contents = set()
     for seed in range(SEEDS):
         disk = FaultyDisk()

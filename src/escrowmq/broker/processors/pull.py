@@ -189,11 +189,14 @@ class PullProcessor:
             )
         else:
             self._counters.refused[request.head.code, code] += 1
+        topic, group = self._topics.find(fields.topic), self._groups.find(fields.consumer_group)
         channel.respond_pull(
             request,
             next_offset=queue_read.next_offset,
             min_offset=queue_read.min_offset,
             max_offset=queue_read.max_offset,
+            topic_sys_flag=0 if topic is None else topic.topic_sys_flag,
+            group_sys_flag=0 if group is None else group.group_sys_flag,
             code=code,
             remark=remark,
             slices=queue_read.slices,

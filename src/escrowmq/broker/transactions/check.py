@@ -81,8 +81,10 @@ class TransactionChecker:
         append_decision: AppendDecision,
         *,
         store_host: bytes,
+        broker_name: str | None = None,
         backlog: CheckBacklog | None = None,
     ) -> None:
+        self._broker_name = broker_name
         self._coordinator = coordinator
         self._turn = turn
         self._producers = producers
@@ -285,6 +287,7 @@ class TransactionChecker:
             msg_id=key,
             transaction_id=key,
             offset_msg_id=encode_offset_id(self._store_host, half.log_offset),
+            broker_name=self._broker_name,
         )
         body = make_check_body(record, half.topic, half.queue_id, half.checks + 1)
         if not channel.send_oneway(RequestCode.CHECK_TRANSACTION_STATE, fields, body):

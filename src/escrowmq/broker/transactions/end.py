@@ -69,6 +69,7 @@ class EndProcessor:
         counters: BrokerCounters,
         *,
         store_host: bytes,
+        broker_name: str | None = None,
         age_max_ms: int,
         piece_bytes: int,
         redirect: Redirect | None = None,
@@ -90,7 +91,12 @@ class EndProcessor:
             rejects_transactions=config.refuses_halves,
         )
         self.checker = TransactionChecker(
-            self.coordinator, turn, producers, self.append_decision, store_host=store_host
+            self.coordinator,
+            turn,
+            producers,
+            self.append_decision,
+            store_host=store_host,
+            broker_name=broker_name,
         )
 
     def change_config(self, config: TransactionConfig, age_max_ms: int) -> None:

@@ -276,7 +276,7 @@ class GroupDecisions:
             queue = record.topic, record.queue_id
             is_final = record.topic not in (names.OP_TOPIC, names.DECISION_TOPIC)
             if is_final and queue not in unfinished.hidden_queues:
-                unfinished.hidden_queues.add(queue)
+                unfinished.hidden_queues[queue] = None
                 self._store.hide(*queue, result.queue_offset)
 
     def _unhide(self, unfinished: _UnfinishedDecision) -> None:
@@ -294,7 +294,9 @@ class _UnfinishedDecision:
 
     decision: GroupDecision
     on_done: CodeCallback
-    hidden_queues: set[tuple[str, int]] = field(default_factory=set)
+    # A dict keeps the order of the queues. The order of a set changes from process to process, so
+    # a simulation could not be repeated.
+    hidden_queues: dict[tuple[str, int], None] = field(default_factory=dict)
 
 
 class PendingPiece(msgspec.Struct):

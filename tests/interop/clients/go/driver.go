@@ -24,17 +24,17 @@ import (
 )
 
 const (
-	patience    = 60 * time.Second // this client asks for routes and queues every 20 to 30 s
-	linger      = 700 * time.Millisecond
-	noMoreCheck = 4 * time.Second // longer than the time before a first check
-	messages    = 8
+	patience     = 60 * time.Second // this client asks for routes and queues every 20 to 30 s
+	linger       = 700 * time.Millisecond
+	noChecksTime = 4 * time.Second // longer than the time before a first check
+	messages     = 8
 )
 
 var output sync.Mutex
 
 type fields map[string]any
 
-func say(event string, more fields) {
+func report(event string, more fields) {
 	line := fields{"event": event}
 	for name, value := range more {
 		line[name] = value
@@ -166,11 +166,11 @@ func (d *driver) transactions(plans []string, repeats int, committed int) error 
 			if err != nil {
 				return err
 			}
-			sent(message, result.SendResult)
+			reportSent(message, result.SendResult)
 		}
 	}
 	d.await(committed)
-	time.Sleep(noMoreCheck)
+	time.Sleep(noChecksTime)
 	return nil
 }
 
@@ -183,7 +183,7 @@ type listener struct {
 func (l *listener) ExecuteLocalTransaction(
 	message *primitive.Message,
 ) primitive.LocalTransactionState {
-	say("local", fields{"by": "1", "body": string(message.Body), "id": message.TransactionId})
+	report("local", fields{"client": "1", "body": string(message.Body), "id": message.TransactionId})
 	return verdict(string(message.Body), 0)
 }
 
@@ -193,7 +193,7 @@ func (l *listener) CheckLocalTransaction(
 	body := string(message.Body)
 	count, _ := l.checks.LoadOrStore(body, &atomic.Int32{})
 	check := int(count.(*atomic.Int32).Add(1))
-	say("asked", fields{"by": "1", "body": body, "topic": message.Topic, "check": check,
+	report("checked", fields{"client": "1", "body": body, "topic": message.Topic, "check": check,
 		"times":  message.GetProperty(primitive.PropertyTranscationCheckTimes),
 		"tag":    message.GetTags(),
 		"key":    message.GetKeys(),
@@ -232,7 +232,7 @@ func (d *driver) producer(options ...producer.Option) (func(*primitive.Message) 
 	return func(message *primitive.Message) error {
 		result, err := sender.SendSync(context.Background(), message)
 		if err == nil {
-			sent(message, result)
+			reportSent(message, result)
 		}
 		return err
 	}, nil
@@ -268,7 +268,7 @@ func (d *driver) consume(
 		func(_ context.Context, batch ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 			result := consumer.ConsumeSuccess
 			for _, message := range batch {
-				d.got(message)
+				d.received(message)
 				if !isFine(message) {
 					result = consumer.ConsumeRetryLater
 				}
@@ -282,8 +282,8 @@ func (d *driver) consume(
 	return reader.Start()
 }
 
-func (d *driver) got(message *primitive.MessageExt) {
-	say("got", fields{"by": "1", "body": string(message.Body), "topic": message.Topic,
+func (d *driver) received(message *primitive.MessageExt) {
+	report("received", fields{"client": "1", "body": string(message.Body), "topic": message.Topic,
 		"times": message.ReconsumeTimes, "queue": message.Queue.QueueId,
 		"offset": message.QueueOffset, "tag": message.GetTags(), "key": message.GetKeys(),
 		"colour":    message.GetProperty("colour"),
@@ -299,7 +299,7 @@ func (d *driver) message(body string, tag string) *primitive.Message {
 	return message
 }
 
-func sent(message *primitive.Message, result *primitive.SendResult) {
+func reportSent(message *primitive.Message, result *primitive.SendResult) {
 	status := "ok"
 	if result.Status != primitive.SendOK {
 		status = fmt.Sprint(result.Status)
@@ -308,7 +308,7 @@ func sent(message *primitive.Message, result *primitive.SendResult) {
 	if message.GetProperty(primitive.PropertyTransactionPrepared) == "" {
 		line["queue"], line["offset"] = result.MessageQueue.QueueId, result.QueueOffset
 	}
-	say("sent", line)
+	report("sent", line)
 }
 
 func (d *driver) await(count int) {
@@ -348,8 +348,8 @@ func main() {
 		}
 	}
 	if err != nil {
-		say("failed", fields{"why": err.Error()})
+		report("failed", fields{"reason": err.Error()})
 		os.Exit(1)
 	}
-	say("done", nil)
+	report("done", nil)
 }

@@ -37,8 +37,8 @@ import org.springframework.messaging.support.MessageBuilder;
  * test that started it does.
  */
 public final class SpringDriver {
-    private static final long PATIENCE_MS = 30_000;
-    private static final long LINGER_MS = 700;
+    private static final long TIMEOUT_MS = 30_000;
+    private static final long SETTLE_MS = 700;
     private static final long NO_MORE_CHECK_MS = 4_000; // longer than the time before a first check
     private static final int MESSAGES = 8;
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -72,9 +72,9 @@ public final class SpringDriver {
         try (ConfigurableApplicationContext context = application.run()) {
             new SpringDriver(context.getBean(RocketMQTemplate.class), args[1]).run(scenario);
             context.close();
-            say("done");
+            report("done");
         } catch (Throwable error) {
-            say("failed", "why", error.toString());
+            report("failed", "reason", error.toString());
             error.printStackTrace();
             code = 1;
         }
@@ -99,7 +99,7 @@ public final class SpringDriver {
                 for (int step = 0; step < 6; step++) {
                     for (int order = 0; order < 3; order++) {
                         String body = order + "/" + step;
-                        sent(body, template.syncSendOrderly(
+                        reportSent(body, template.syncSendOrderly(
                             topic + ":tag", message(body), "order " + order), true);
                     }
                 }
@@ -128,7 +128,7 @@ public final class SpringDriver {
         for (int i = 0; i < repeats; i++) {
             for (String plan : plans) {
                 String body = plan + "/" + i;
-                sent(body, template.sendMessageInTransaction(topic + ":tag", message(body), null),
+                reportSent(body, template.sendMessageInTransaction(topic + ":tag", message(body), null),
                     false);
             }
         }
@@ -138,7 +138,7 @@ public final class SpringDriver {
 
     private void send(String body, String tag) {
         String destination = tag.isEmpty() ? topic : topic + ":" + tag;
-        sent(body, template.syncSend(destination, message(body)), true);
+        reportSent(body, template.syncSend(destination, message(body)), true);
     }
 
     private static Message<String> message(String body) {
@@ -149,23 +149,23 @@ public final class SpringDriver {
     }
 
     /** The place in the response to a half is in the half queue, so it is left out. */
-    private static void sent(String body, SendResult result, boolean withPlace) {
+    private static void reportSent(String body, SendResult result, boolean withPlace) {
         String status = result.getSendStatus() == SendStatus.SEND_OK ? "ok"
             : result.getSendStatus().toString();
         if (withPlace) {
-            say("sent", "body", body, "status", status, "id", result.getMsgId(),
+            report("sent", "body", body, "status", status, "id", result.getMsgId(),
                 "queue", result.getMessageQueue().getQueueId(), "offset", result.getQueueOffset());
         } else {
-            say("sent", "body", body, "status", status, "id", result.getMsgId());
+            report("sent", "body", body, "status", status, "id", result.getMsgId());
         }
     }
 
     private static void await(int count) {
-        long deadline = System.currentTimeMillis() + PATIENCE_MS;
+        long deadline = System.currentTimeMillis() + TIMEOUT_MS;
         while (ARRIVED.get() < count && System.currentTimeMillis() < deadline) {
             nap(50);
         }
-        nap(LINGER_MS);
+        nap(SETTLE_MS);
     }
 
     private static void nap(long ms) {
@@ -176,7 +176,7 @@ public final class SpringDriver {
         }
     }
 
-    private static synchronized void say(String event, Object... fields) {
+    private static synchronized void report(String event, Object... fields) {
         Map<String, Object> line = new LinkedHashMap<>(Collections.singletonMap("event", event));
         for (int i = 0; i < fields.length; i += 2) {
             line.put((String) fields[i], fields[i + 1]);
@@ -204,7 +204,7 @@ public final class SpringDriver {
         @Override
         public void onMessage(MessageExt message) {
             String body = new String(message.getBody(), StandardCharsets.UTF_8);
-            say("got", "by", "1", "body", body, "topic", message.getTopic(),
+            report("received", "client", "1", "body", body, "topic", message.getTopic(),
                 "times", message.getReconsumeTimes(), "queue", message.getQueueId(),
                 "offset", message.getQueueOffset(), "tag", message.getTags(),
                 "key", message.getKeys(), "colour", message.getUserProperty("colour"));
@@ -243,7 +243,7 @@ public final class SpringDriver {
         public RocketMQLocalTransactionState executeLocalTransaction(
             Message message, Object argument) {
             String body = body(message);
-            say("local", "by", "1", "body", body);
+            report("local", "client", "1", "body", body);
             return verdict(body, 0);
         }
 
@@ -253,7 +253,7 @@ public final class SpringDriver {
             int check = checks.computeIfAbsent(body, none -> new AtomicInteger())
                 .incrementAndGet();
             Map<String, Object> headers = message.getHeaders();
-            say("asked", "by", "1", "body", body, "topic", headers.get("rocketmq_TOPIC"),
+            report("checked", "client", "1", "body", body, "topic", headers.get("rocketmq_TOPIC"),
                 "check", check, "times", headers.get("TRANSACTION_CHECK_TIMES"),
                 "tag", headers.get("rocketmq_TAGS"), "key", headers.get("rocketmq_KEYS"),
                 "colour", headers.get("colour"));

@@ -1,10 +1,11 @@
-"""Administration of a broker: deletions, resets, statistics, settings, relayed requests."""
+"""Administration requests: deletions, resets, statistics, settings, relayed requests."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from escrowmq.broker.statistics import BrokerCounters, Statistics
@@ -28,47 +29,53 @@ from escrowmq.remoting.headers_admin import (
     TopicHeader,
     ViewBrokerStats,
 )
-from escrowmq.remoting.requests import Body
+from escrowmq.remoting.requests import Request
 from escrowmq.testing.disks import FaultyDisk
-from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask
+from tests.interop.remoting import Response
+from tests.support.broker_bench import BrokerBench
+from tests.support.broker_requests import (
+    CalledChannel,
+    FakeChannel,
+    new_request,
+    pull_request,
+    send_request,
+)
 from tests.support.stores import NOW_MS
-from tests.unit.broker.test_broker import Bench
-
-code = RequestCode
 
 
-def filled(count: int = 5) -> Bench:
+def filled(count: int = 5) -> BrokerBench:
     """Return a broker with a topic of messages, and a group that has consumed two of them."""
-    bench = Bench(FaultyDisk())
+    bench = BrokerBench(FaultyDisk())
     for number in range(count):
-        bench.turn(a_send(body=b"%d" % number), at_ms=NOW_MS + number * 1000)
-    create = ask(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields(), b'{"groupName":"g"}')
+        bench.turn(send_request(body=b"%d" % number), at_ms=NOW_MS + number * 1000)
+    create = new_request(
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields(), b'{"groupName":"g"}'
+    )
     commit = UpdateConsumerOffset(consumer_group="g", topic="T", queue_id=0, commit_offset=2)
-    bench.turn(create, ask(code.UPDATE_CONSUMER_OFFSET, commit))
+    bench.turn(create, new_request(RequestCode.UPDATE_CONSUMER_OFFSET, commit))
     return bench
 
 
-def one(bench: Bench, request_code: int, fields: Header, body: bytes = b"", **turn: Any) -> Answer:
-    [answer] = bench.turn(ask(request_code, fields, body), **turn)
-    return answer
+def request(
+    bench: BrokerBench, request_code: int, fields: Header, body: bytes = b"", **turn: Any
+) -> Response:
+    """Send one request in a turn of its own, and return the response."""
+    [response] = bench.turn(new_request(request_code, fields, body), **turn)
+    return response
 
 
-def connect(bench: Bench, channel: FakeChannel, *, language: str = "JAVA") -> None:
-    beat = {
+def connect(bench: BrokerBench, channel: FakeChannel, *, language: str = "JAVA") -> None:
+    """Send the heartbeat of a consumer of group g."""
+    heartbeat = {
         "clientID": "c",
         "consumerDataSet": [
             {"groupName": "g", "subscriptionDataSet": [{"topic": "T", "subVersion": 1}]}
         ],
     }
-    request = ask(code.HEART_BEAT, NoFields(), json.dumps(beat).encode())
-    head = type(request.head)(
-        **{**{f: getattr(request.head, f) for f in request.head.__struct_fields__}}
-        | {"language": language}
-    )
-    bench.broker.handle(channel, type(request)(head, request.body, request.serializer), NOW_MS)
-    bench.broker.end_turn(NOW_MS)
-    channel.answers()
+    body = json.dumps(heartbeat).encode()
+    java = new_request(RequestCode.HEART_BEAT, NoFields(), body)
+    head = msgspec.structs.replace(java.head, language=language)
+    bench.turn(Request(head, java.body, java.serializer), channel=channel)
 
 
 # --- deletions -----------------------------------------------------------------------------------
@@ -76,23 +83,23 @@ def connect(bench: Bench, channel: FakeChannel, *, language: str = "JAVA") -> No
 
 def test_a_deleted_topic_and_its_offsets_stay_deleted_after_a_power_cut() -> None:
     bench = filled()
-    assert one(bench, code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")).code == 0
-    for now in (bench, bench.after_power_cut()):
-        assert now.broker.topics.find("T") is None
-        assert now.broker.offsets.query("T", "g", 0) is None
-        assert now.store.max_offset("T", 0) == 0
+    assert request(bench, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")).code == 0
+    for current in (bench, bench.after_power_cut()):
+        assert current.broker.topics.find("T") is None
+        assert current.broker.offsets.query("T", "g", 0) is None
+        assert current.store.max_offset("T", 0) == 0
 
 
 def test_a_deletion_waits_for_a_running_checkpoint() -> None:
     bench = filled()
     job = bench.store.begin_checkpoint()
-    assert bench.turn(ask(code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))) == []
+    assert bench.turn(new_request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))) == []
     bench.tick(NOW_MS + 100)
-    assert bench.channel.answers() == []
+    assert bench.channel.responses() == []
     job.run()
     bench.store.finish_checkpoint(job)
     bench.tick(NOW_MS + 200)
-    assert bench.channel.answer().code == 0
+    assert bench.channel.response().code == 0
     assert bench.store.max_offset("T", 0) == 0
 
 
@@ -100,15 +107,15 @@ def test_a_failed_deletion_gets_an_error_response() -> None:
     bench = filled()
     assert isinstance(bench.disk, FaultyDisk)
     bench.disk.fail_from = bench.disk.calls + 1
-    answer = one(bench, code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "not deleted" in answer.remark
+    response = request(bench, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert "not deleted" in response.remark
 
 
 @pytest.mark.parametrize("topic", ["", "../x", "TBW102", "SCHEDULE_TOPIC_XXXX", "x" * 200])
 def test_system_topics_cannot_be_deleted(topic: str) -> None:
-    answer = one(filled(), code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic))
-    assert answer.code == ResponseCode.INVALID_PARAMETER
+    response = request(filled(), RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic))
+    assert response.code == ResponseCode.INVALID_PARAMETER
 
 
 @pytest.mark.parametrize("flags", [{}, {"clean_offset": True}, {"remove_offset": True}])
@@ -116,53 +123,55 @@ def test_a_group_is_deleted(flags: dict[str, bool]) -> None:
     bench = filled()
     bench.broker.save_offsets()
     fields = DeleteGroup(group_name="g", **flags)
-    assert one(bench, code.DELETE_SUBSCRIPTIONGROUP, fields).code == 0
-    for now in (bench, bench.after_power_cut()):
-        assert now.broker.groups.find("g") is None
-        assert now.broker.offsets.query("T", "g", 0) == (None if flags else 2)
+    assert request(bench, RequestCode.DELETE_SUBSCRIPTIONGROUP, fields).code == 0
+    for current in (bench, bench.after_power_cut()):
+        assert current.broker.groups.find("g") is None
+        assert current.broker.offsets.query("T", "g", 0) == (None if flags else 2)
 
 
 def test_system_groups_cannot_be_deleted() -> None:
-    answer = one(filled(), code.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="TOOLS_CONSUMER"))
-    assert answer.code == ResponseCode.INVALID_PARAMETER
+    response = request(
+        filled(), RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="TOOLS_CONSUMER")
+    )
+    assert response.code == ResponseCode.INVALID_PARAMETER
 
 
 def test_queues_without_a_topic_are_deleted() -> None:
     bench = filled()
     bench.broker.topics.remove("T", now_ms=NOW_MS)
-    assert one(bench, code.CLEAN_UNUSED_TOPIC, NoFields()).code == 0
+    assert request(bench, RequestCode.CLEAN_UNUSED_TOPIC, NoFields()).code == 0
     assert ("T", 0) not in bench.store.queues()
 
 
 # --- topics --------------------------------------------------------------------------------------
 
 
-def create(bench: Bench, **changes: Any) -> Answer:
+def create(bench: BrokerBench, **changes: Any) -> Response:
     fields: dict[str, Any] = {"topic": "T", "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6}
-    return one(bench, code.UPDATE_AND_CREATE_TOPIC, CreateTopic(**{**fields, **changes}))
+    return request(bench, RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopic(**{**fields, **changes}))
 
 
 def test_attributes_are_set_and_removed() -> None:
     bench = filled()
     assert create(bench, attributes="+message.type=FIFO,+a=b").code == 0
     assert create(bench, attributes="-a").code == 0
-    found = bench.broker.topics.find("T")
-    assert found is not None
-    assert found.attributes == {"message.type": "FIFO"}
+    topic = bench.broker.topics.find("T")
+    assert topic is not None
+    assert topic.attributes == {"message.type": "FIFO"}
 
 
 @pytest.mark.parametrize(
-    "bad", [{"attributes": "a=b"}, {"attributes": "+=b"}, {"perm": 8}, {"perm": -1}]
+    "changes", [{"attributes": "a=b"}, {"attributes": "+=b"}, {"perm": 8}, {"perm": -1}]
 )
-def test_an_invalid_topic_is_refused(bad: dict[str, Any]) -> None:
-    assert create(filled(), **bad).code == ResponseCode.INVALID_PARAMETER
+def test_an_invalid_topic_is_refused(changes: dict[str, Any]) -> None:
+    assert create(filled(), **changes).code == ResponseCode.INVALID_PARAMETER
 
 
 # --- offsets -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("wanted", "target"),
+    ("target", "queue_offset"),
     [
         ({"timestamp": 0, "is_force": True}, 0),
         ({"timestamp": 0}, 0),
@@ -172,18 +181,18 @@ def test_an_invalid_topic_is_refused(bad: dict[str, Any]) -> None:
         ({"timestamp": 0, "offset": 4, "queue_id": 0}, 4),
     ],
 )
-def test_offsets_of_a_group_are_reset(wanted: dict[str, Any], target: int) -> None:
+def test_offsets_of_a_group_are_reset(target: dict[str, Any], queue_offset: int) -> None:
     bench = filled()
-    fields = ResetOffset(topic="T", group="g", **wanted)
-    answer = one(bench, code.INVOKE_BROKER_TO_RESET_OFFSET, fields)
-    assert answer.code == 0
-    assert b'"queueId":0}:%d' % target in answer.body
-    assert bench.broker.offsets.query("T", "g", 0) == target
-    assert bench.broker.offsets.commit("T", "g", 0, 3), "nobody is connected: nothing waits"
+    fields = ResetOffset(topic="T", group="g", **target)
+    response = request(bench, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
+    assert response.code == 0
+    assert b'"queueId":0}:%d' % queue_offset in response.body
+    assert bench.broker.offsets.query("T", "g", 0) == queue_offset
+    assert bench.broker.offsets.commit("T", "g", 0, 3), "no member has to learn of the reset first"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "refused"),
+    ("changes", "response_code"),
     [
         ({"topic": "none"}, ResponseCode.TOPIC_NOT_EXIST),
         ({"group": "none"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
@@ -191,9 +200,13 @@ def test_offsets_of_a_group_are_reset(wanted: dict[str, Any], target: int) -> No
         ({"offset": 99, "queue_id": 0}, ResponseCode.INVALID_PARAMETER),
     ],
 )
-def test_a_reset_to_an_invalid_target_is_refused(wanted: dict[str, Any], refused: int) -> None:
-    fields = ResetOffset(**{"topic": "T", "group": "g", "timestamp": 0, **wanted})
-    assert one(filled(), code.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == refused
+def test_a_reset_to_an_invalid_target_is_refused(
+    changes: dict[str, Any], response_code: int
+) -> None:
+    fields = ResetOffset(**{"topic": "T", "group": "g", "timestamp": 0, **changes})
+    assert (
+        request(filled(), RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == response_code
+    )
 
 
 @pytest.mark.parametrize("language", ["JAVA", "CPP"])
@@ -201,102 +214,103 @@ def test_members_are_notified_of_a_reset(language: str) -> None:
     bench, member = filled(), FakeChannel("127.0.0.1:40001")
     connect(bench, member, language=language)
     fields = ResetOffset(topic="T", group="g", timestamp=0, is_force=True)
-    one(bench, code.INVOKE_BROKER_TO_RESET_OFFSET, fields)
-    [(asked, _, body)] = [
-        post for post in member.oneway_requests if post[0] == code.RESET_CONSUMER_CLIENT_OFFSET
-    ]
-    assert asked == 220
+    request(bench, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
+    bodies = {request_code: body for request_code, _, body in member.oneway_requests}
+    body = bodies[220]  # RESET_CONSUMER_CLIENT_OFFSET
     assert (b'"offsetTable":[{' in body) == (language == "CPP")
-    # What it holds on to does not count any more; its next pull is sent to the new place, once.
+    # A commit of the old progress is refused, and the next pull is moved to the new offset, once.
     assert not bench.broker.offsets.commit("T", "g", 0, 5)
-    pull = a_pull(queue_offset=5, consumer_group="g")
-    [moved] = bench.turn(pull)
+    [moved] = bench.turn(pull_request(queue_offset=5, consumer_group="g"))
     assert (moved.code, moved.ext_fields["nextBeginOffset"]) == (21, "0")
-    [found] = bench.turn(a_pull(queue_offset=0, consumer_group="g"))
-    assert found.code == 0
+    [response] = bench.turn(pull_request(queue_offset=0, consumer_group="g"))
+    assert response.code == 0
 
 
 def test_a_pull_from_the_new_offset_is_served_at_once() -> None:
     bench, member = filled(), FakeChannel("127.0.0.1:40001")
     connect(bench, member)
     fields = ResetOffset(topic="T", group="g", timestamp=0, is_force=True)
-    one(bench, code.INVOKE_BROKER_TO_RESET_OFFSET, fields)
-    [found] = bench.turn(a_pull(queue_offset=0, consumer_group="g"))
-    assert found.code == 0
+    request(bench, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
+    [response] = bench.turn(pull_request(queue_offset=0, consumer_group="g"))
+    assert response.code == 0
     assert bench.broker.offsets.commit("T", "g", 0, 1)
 
 
 def test_offsets_are_cloned_to_another_group() -> None:
     bench = filled()
     fields = CloneGroupOffset(src_group="g", dest_group="h")
-    assert one(bench, code.CLONE_GROUP_OFFSET, fields).code == 0
+    assert request(bench, RequestCode.CLONE_GROUP_OFFSET, fields).code == 0
     assert bench.broker.offsets.query("T", "h", 0) == 2
-    nobody = CloneGroupOffset(src_group="none", dest_group="h")
-    assert one(bench, code.CLONE_GROUP_OFFSET, nobody).code == 26
+    unknown_group = CloneGroupOffset(src_group="none", dest_group="h")
+    assert request(bench, RequestCode.CLONE_GROUP_OFFSET, unknown_group).code == 26
 
 
 @pytest.mark.parametrize(
-    ("index", "count", "found"), [(0, 10, 5), (3, 1, 1), (-9, 2, 2), (9, 9, 0)]
+    ("index", "count", "entry_count"), [(0, 10, 5), (3, 1, 1), (-9, 2, 2), (9, 9, 0)]
 )
-def test_the_entries_of_a_queue_are_listed(index: int, count: int, found: int) -> None:
+def test_the_entries_of_a_queue_are_listed(index: int, count: int, entry_count: int) -> None:
     fields = QueryConsumeQueue(topic="T", queue_id=0, index=index, count=count)
-    answer = one(filled(), code.QUERY_CONSUME_QUEUE, fields)
-    assert len(json.loads(answer.body)["queueData"]) == found
+    response = request(filled(), RequestCode.QUERY_CONSUME_QUEUE, fields)
+    assert len(json.loads(response.body)["queueData"]) == entry_count
 
 
 def test_entries_of_a_queue_that_does_not_exist_are_refused() -> None:
     fields = QueryConsumeQueue(topic="T", queue_id=9, index=0, count=1)
-    assert one(filled(), code.QUERY_CONSUME_QUEUE, fields).code == ResponseCode.SYSTEM_ERROR
+    assert (
+        request(filled(), RequestCode.QUERY_CONSUME_QUEUE, fields).code == ResponseCode.SYSTEM_ERROR
+    )
 
 
-# --- figures -------------------------------------------------------------------------------------
+# --- statistics ----------------------------------------------------------------------------------
 
 
 def test_the_progress_of_a_group_is_shown() -> None:
-    answer = one(filled(), code.GET_CONSUME_STATS, GetConsumeStats(consumer_group="g"))
-    assert b'"topic":"T"' in answer.body
-    assert b'"brokerOffset":5,"consumerOffset":2' in answer.body
-    assert b'"lastTimestamp":%d' % (NOW_MS + 1000) in answer.body
+    response = request(filled(), RequestCode.GET_CONSUME_STATS, GetConsumeStats(consumer_group="g"))
+    assert b'"topic":"T"' in response.body
+    assert b'"brokerOffset":5,"consumerOffset":2' in response.body
+    assert b'"lastTimestamp":%d' % (NOW_MS + 1000) in response.body
 
 
 def test_statistics_of_a_topic_and_of_a_group_are_shown() -> None:
     bench = filled()
     bench.tick(NOW_MS)
-    bench.turn(a_pull(consumer_group="g"))
-    answer = one(
+    bench.turn(pull_request(consumer_group="g"))
+    response = request(
         bench,
-        code.VIEW_BROKER_STATS_DATA,
+        RequestCode.VIEW_BROKER_STATS_DATA,
         ViewBrokerStats(stats_name="TOPIC_PUT_NUMS", stats_key="T"),
     )
-    assert json.loads(answer.body)["statsDay"]["sum"] == 0  # all of them before the first sample
-    bench.turn(a_send())
+    assert json.loads(response.body)["statsDay"]["sum"] == 0  # all sends precede the first sample
+    bench.turn(send_request())
     later = NOW_MS + 30_000
-    answer = one(
+    response = request(
         bench,
-        code.VIEW_BROKER_STATS_DATA,
+        RequestCode.VIEW_BROKER_STATS_DATA,
         ViewBrokerStats(stats_name="TOPIC_PUT_NUMS", stats_key="T"),
         at_ms=later,
     )
-    assert json.loads(answer.body)["statsMinute"] == {"sum": 1, "tps": 1 / 30, "avgpt": 0.0}
+    assert json.loads(response.body)["statsMinute"] == {"sum": 1, "tps": 1 / 30, "avgpt": 0.0}
     fields = ViewBrokerStats(stats_name="GROUP_GET_NUMS", stats_key="T@g")
-    answer = one(bench, code.VIEW_BROKER_STATS_DATA, fields, at_ms=later)
-    assert json.loads(answer.body)["statsMinute"]["sum"] == 5
-    nothing = ViewBrokerStats(stats_name="GROUP_GET_NUMS", stats_key="T@none")
-    assert one(bench, code.VIEW_BROKER_STATS_DATA, nothing).code == 1
+    response = request(bench, RequestCode.VIEW_BROKER_STATS_DATA, fields, at_ms=later)
+    assert json.loads(response.body)["statsMinute"]["sum"] == 5
+    unknown_group = ViewBrokerStats(stats_name="GROUP_GET_NUMS", stats_key="T@none")
+    assert request(bench, RequestCode.VIEW_BROKER_STATS_DATA, unknown_group).code == 1
 
 
 def test_runtime_information_is_shown() -> None:
     bench = filled()
     bench.tick(NOW_MS)
-    answer = one(bench, code.GET_BROKER_RUNTIME_INFO, NoFields(), at_ms=NOW_MS + 3_661_000)
-    table = json.loads(answer.body)["table"]
+    response = request(
+        bench, RequestCode.GET_BROKER_RUNTIME_INFO, NoFields(), at_ms=NOW_MS + 3_661_000
+    )
+    table = json.loads(response.body)["table"]
     assert table["msgPutTotalTodayNow"] == "5"
     assert table["bootTimestamp"] == str(NOW_MS)
     assert table["runtime"] == "[ 0 days, 1 hours, 1 minutes, 1 seconds ]"
     assert all(isinstance(value, str) for value in table.values())
 
 
-def test_totals_of_the_morning_are_taken_when_a_day_begins() -> None:
+def test_the_totals_at_the_start_of_a_day_are_recorded() -> None:
     counts = BrokerCounters()
     day_ms = 86_400_000
     statistics = Statistics(counts, now_ms=day_ms)
@@ -305,7 +319,7 @@ def test_totals_of_the_morning_are_taken_when_a_day_begins() -> None:
         statistics.tick(day * day_ms + 1)
     assert statistics.yesterday_morning.put == 20
     assert statistics.morning.put == 30
-    statistics.tick(day_ms)  # the clock is set back
+    statistics.tick(day_ms)  # the clock was set back
     counts.stored_messages += 1
     assert statistics.broker_rates("put", day_ms + 1000)[0].count == 1
 
@@ -313,7 +327,9 @@ def test_totals_of_the_morning_are_taken_when_a_day_begins() -> None:
 # --- settings ------------------------------------------------------------------------------------
 
 
-class TakesNothing:
+class RefusingSettings:
+    """Settings that refuse every change."""
+
     def text(self) -> str:
         return "a=1\n"
 
@@ -323,68 +339,61 @@ class TakesNothing:
 
 def test_settings_are_shown_and_an_invalid_change_is_refused() -> None:
     bench = filled()
-    assert one(bench, code.UPDATE_BROKER_CONFIG, NoFields(), b"a=2").code == 29
-    bench.broker.settings = TakesNothing()
-    shown = one(bench, code.GET_BROKER_CONFIG, NoFields())
+    assert request(bench, RequestCode.UPDATE_BROKER_CONFIG, NoFields(), b"a=2").code == 29
+    bench.broker.settings = RefusingSettings()
+    shown = request(bench, RequestCode.GET_BROKER_CONFIG, NoFields())
     assert shown.body == b"a=1\n"
     assert "counter" in shown.ext_fields["version"]
-    refused = one(bench, code.UPDATE_BROKER_CONFIG, NoFields(), b"a=2")
+    refused = request(bench, RequestCode.UPDATE_BROKER_CONFIG, NoFields(), b"a=2")
     assert (refused.code, refused.remark) == (29, "not a=2")
-    assert one(bench, code.UPDATE_BROKER_CONFIG, NoFields(), b"\xff").code == 29
-    assert one(bench, code.UPDATE_BROKER_CONFIG, NoFields(), b"a" * 100_000).code == 29
+    assert request(bench, RequestCode.UPDATE_BROKER_CONFIG, NoFields(), b"\xff").code == 29
+    assert request(bench, RequestCode.UPDATE_BROKER_CONFIG, NoFields(), b"a" * 100_000).code == 29
 
 
 # --- relays --------------------------------------------------------------------------------------
 
 
-class AskedChannel(FakeChannel):
-    """A consumer that receives requests; the test calls back with the response."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.asked: list[tuple[int, Header, bytes, Any]] = []
-
-    def call(
-        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
-    ) -> bool:
-        self.asked.append((code, fields, bytes(body), on_response))
-        return self.is_open
-
-
 def test_the_response_of_a_consumer_is_relayed() -> None:
-    bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CalledChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
-    assert bench.turn(ask(code.GET_CONSUMER_RUNNING_INFO, fields)) == []
-    [(asked, _, _, answered)] = consumer.asked
-    answered(Command(code=0, opaque=1, remark="so"), b"{}")
-    answer = bench.channel.answer()
-    assert (asked, answer.code, answer.remark, answer.body) == (307, 0, "so", b"{}")
+    assert bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields)) == []
+    [(request_code, _, _, on_response)] = consumer.calls
+    on_response(Command(code=0, opaque=1, remark="so"), b"{}")
+    response = bench.channel.response()
+    assert (request_code, response.code) == (307, 0)
+    assert (response.remark, response.body) == ("so", b"{}")
 
 
 def test_a_relayed_request_without_response_times_out() -> None:
-    bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CalledChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
-    bench.turn(ask(code.GET_CONSUMER_RUNNING_INFO, fields))
-    consumer.asked[0][3](None, b"")
-    assert bench.channel.answer().code == ResponseCode.CONSUME_MSG_TIMEOUT
+    bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields))
+    [(_, _, _, on_response)] = consumer.calls
+    on_response(None, b"")
+    assert bench.channel.response().code == ResponseCode.CONSUME_MSG_TIMEOUT
     consumer.is_open = False
-    assert one(bench, code.GET_CONSUMER_RUNNING_INFO, fields).code == ResponseCode.SYSTEM_ERROR
+    assert (
+        request(bench, RequestCode.GET_CONSUMER_RUNNING_INFO, fields).code
+        == ResponseCode.SYSTEM_ERROR
+    )
 
 
 def test_a_message_is_consumed_directly() -> None:
-    bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CalledChannel("127.0.0.1:40001")
     connect(bench, consumer)
-    [sent] = bench.turn(a_send(body=b"directly"))
+    [response] = bench.turn(send_request(body=b"directly"))
+    message_id = response.ext_fields["msgId"]
     fields = ConsumeMessageDirectly(
-        consumer_group="g", client_id="c", msg_id=sent.ext_fields["msgId"], broker_name="broker-a"
+        consumer_group="g", client_id="c", msg_id=message_id, broker_name="broker-a"
     )
-    bench.turn(ask(code.CONSUME_MESSAGE_DIRECTLY, fields))
-    assert b"directly" in consumer.asked[0][2]
+    bench.turn(new_request(RequestCode.CONSUME_MESSAGE_DIRECTLY, fields))
+    [(_, _, body, _)] = consumer.calls
+    assert b"directly" in body
 
 
 @pytest.mark.parametrize("message_id", ["", "zz", "00", "7F00000100002A9F0000000000FFFFFF"])
 def test_a_message_that_does_not_exist_cannot_be_consumed_directly(message_id: str) -> None:
     fields = ConsumeMessageDirectly(consumer_group="g", client_id="c", msg_id=message_id)
-    assert one(filled(), code.CONSUME_MESSAGE_DIRECTLY, fields).code == 22
+    assert request(filled(), RequestCode.CONSUME_MESSAGE_DIRECTLY, fields).code == 22

@@ -1,4 +1,4 @@
-"""Failed messages: their delay, their retry or dead-letter topic, and their properties."""
+"""Messages sent back: their delay, their retry or dead-letter topic, and their properties."""
 
 from __future__ import annotations
 
@@ -20,49 +20,53 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import VERSION, FakeChannel, ask
+from tests.support.broker_requests import VERSION, FakeChannel, new_request
 from tests.support.stores import HOST, NOW_MS, open_store, properties, sample
 
 MINUTE_MS = 60_000
 
 
 class Bench:
+    """The processor of messages sent back with its tables and a store."""
+
     def __init__(self) -> None:
         disk = MemoryDisk()
         self.store = open_store(disk)
         self.topics = TopicTable(topics_file(disk), BrokerConfig())
         self.groups = SubscriptionGroups(groups_file(disk), auto_create=True)
         self.locks = QueueLocks()
-        self.made: list[NewRecord] = []
+        self.appended: list[NewRecord] = []
         self.channel = FakeChannel()
         self.turn = Turn(
-            self.store, messages_arrived=lambda new: self.made.extend(iter_records(new))
+            self.store, messages_arrived=lambda runs: self.appended.extend(iter_records(runs))
         )
         self.retries = SendBackProcessor(
             self.store,
             self.topics,
             self.groups,
             self.locks,
-            redirect=lambda record, _: record,  # test_delays.py has the real one
+            redirect=lambda record, _: record,  # delays are tested in test_delayed_messages.py
             turn=self.turn,
         )
         self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
 
     def failed(self, **changes: Any) -> int:
-        """Store a message that could not be processed, and return its log offset."""
+        """Store a message that a consumer could not process, and return its log offset."""
         fields = {"topic": "T", "properties": properties(TAGS="a", UNIQ_KEY="U")}
-        [placed] = self.store.append([sample(**{**fields, **changes})], now_ms=NOW_MS)
-        return placed.log_offset
+        [position] = self.store.append([sample(**{**fields, **changes})], now_ms=NOW_MS)
+        return position.log_offset
 
     def send_back(self, offset: int, *, version: int = VERSION, **changes: Any) -> int:
+        """Send a message back and return the response code."""
         fields = {"offset": offset, "group": "g", "delay_level": 0}
         header = ConsumerSendMessageBack(**{**fields, **changes})
-        request = ask(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
+        request = new_request(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
         self.retries.send_back(self.channel, request, NOW_MS)
         self.turn.append_all(NOW_MS)
-        return self.channel.answer().code
+        return self.channel.response().code
 
-    def retried(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:
+    def redirected(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:
+        """Return the record that is stored for a client's send to the retry topic."""
         header = SendMessage(producer_group="p", topic=record.topic, queue_id=0, **changes)
         return self.retries.redirect_retry(record, header, version, NOW_MS)
 
@@ -73,17 +77,20 @@ def bench() -> Bench:
 
 
 @pytest.mark.parametrize(
-    ("times", "asked", "level"), [(0, 0, 3), (1, 0, 4), (9, 0, 12), (0, 1, 1), (5, 18, 18)]
+    ("times", "requested_level", "level"),
+    [(0, 0, 3), (1, 0, 4), (9, 0, 12), (0, 1, 1), (5, 18, 18)],
 )
-def test_each_retry_has_a_longer_delay(bench: Bench, times: int, asked: int, level: int) -> None:
-    offset = bench.failed(reconsume_times=times, body=b"again", flag=7, sys_flag=1)
-    assert bench.send_back(offset, delay_level=asked) == 0
-    [record] = bench.made
-    assert (record.topic, record.queue_id, record.body) == ("%RETRY%g", 0, b"again")
+def test_each_retry_has_a_longer_delay_unless_the_consumer_requests_one(
+    bench: Bench, times: int, requested_level: int, level: int
+) -> None:
+    offset = bench.failed(reconsume_times=times, body=b"failed", flag=7, sys_flag=1)
+    assert bench.send_back(offset, delay_level=requested_level) == 0
+    [record] = bench.appended
+    assert (record.topic, record.queue_id, record.body) == ("%RETRY%g", 0, b"failed")
     assert (record.reconsume_times, record.flag, record.sys_flag) == (times + 1, 7, 1)
-    found = decode_properties(record.properties)
-    assert (found["DELAY"], found["RETRY_TOPIC"], found["TAGS"]) == (str(level), "T", "a")
-    assert found["ORIGIN_MESSAGE_ID"] == f"{HOST.hex().upper()}{offset:016X}"
+    values = decode_properties(record.properties)
+    assert (values["DELAY"], values["RETRY_TOPIC"], values["TAGS"]) == (str(level), "T", "a")
+    assert values["ORIGIN_MESSAGE_ID"] == f"{HOST.hex().upper()}{offset:016X}"
     assert bench.topics.find("%RETRY%g") is not None
 
 
@@ -95,7 +102,7 @@ def test_each_retry_has_a_longer_delay(bench: Bench, times: int, asked: int, lev
         (99, {"delay_level": 5}),
         (2, {"max_reconsume_times": 2}),
         (0, {"max_reconsume_times": 0}),
-        (16, {"max_reconsume_times": 2, "version": 100}),  # too old to mean it
+        (16, {"max_reconsume_times": 2, "version": 100}),  # an old client: its limit is ignored
         (16, {"max_reconsume_times": -1}),
     ],
 )
@@ -103,7 +110,7 @@ def test_beyond_the_maximum_a_message_becomes_a_dead_letter(
     bench: Bench, times: int, changes: dict[str, Any]
 ) -> None:
     bench.send_back(bench.failed(reconsume_times=times), **changes)
-    [record] = bench.made
+    [record] = bench.appended
     assert (record.topic, record.queue_id) == ("%DLQ%g", 0)
     assert "DELAY" not in decode_properties(record.properties)
     dead = bench.topics.find("%DLQ%g")
@@ -119,20 +126,20 @@ def test_up_to_the_maximum_a_message_is_retried(
     bench: Bench, times: int, changes: dict[str, Any]
 ) -> None:
     bench.send_back(bench.failed(reconsume_times=times), **changes)
-    assert bench.made[0].topic == "%RETRY%g"
+    assert bench.appended[0].topic == "%RETRY%g"
 
 
 def test_a_second_failure_keeps_the_first_topic_and_id(bench: Bench) -> None:
-    given = properties(RETRY_TOPIC="T", ORIGIN_MESSAGE_ID="first", UNIQ_KEY="U")
-    bench.send_back(bench.failed(topic="%RETRY%g", properties=given, reconsume_times=1))
-    found = decode_properties(bench.made[0].properties)
-    assert (found["RETRY_TOPIC"], found["ORIGIN_MESSAGE_ID"]) == ("T", "first")
+    first = properties(RETRY_TOPIC="T", ORIGIN_MESSAGE_ID="first", UNIQ_KEY="U")
+    bench.send_back(bench.failed(topic="%RETRY%g", properties=first, reconsume_times=1))
+    values = decode_properties(bench.appended[0].properties)
+    assert (values["RETRY_TOPIC"], values["ORIGIN_MESSAGE_ID"]) == ("T", "first")
 
 
 def test_a_group_without_retry_queues_drops_the_message_with_success(bench: Bench) -> None:
     bench.groups.put(GroupConfig(group_name="g", retry_queue_nums=0), now_ms=NOW_MS)
     assert bench.send_back(bench.failed()) == 0
-    assert bench.made == []
+    assert bench.appended == []
 
 
 def test_retries_are_spread_over_the_groups_retry_queues(bench: Bench) -> None:
@@ -140,18 +147,19 @@ def test_retries_are_spread_over_the_groups_retry_queues(bench: Bench) -> None:
     offset = bench.failed()
     for _ in range(40):
         bench.send_back(offset)
-    assert {record.queue_id for record in bench.made} == {0, 1, 2}
+    assert {record.queue_id for record in bench.appended} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
-    ("changes", "code"), [({"group": "nobody"}, 26), ({"offset": 5}, 1), ({"offset": -1}, 1)]
+    ("changes", "code"), [({"group": "unknown"}, 26), ({"offset": 5}, 1), ({"offset": -1}, 1)]
 )
 def test_an_invalid_send_back_is_refused(bench: Bench, changes: dict[str, Any], code: int) -> None:
     offset = bench.failed()
+    bench.groups.auto_create = False
     with pytest.raises(EscrowError) as refused:
         bench.send_back(**{"offset": offset, **changes})
     assert response_code(refused.value) == code
-    assert bench.made == []
+    assert bench.appended == []
 
 
 # --- sends to a retry topic ----------------------------------------------------------------------
@@ -172,18 +180,25 @@ def test_a_client_may_send_to_the_retry_topic_up_to_the_maximum(
     bench: Bench, times: int, changes: dict[str, Any], topic: str
 ) -> None:
     record = sample(topic="%RETRY%g", queue_id=0, reconsume_times=times)
-    assert bench.retried(record, **changes).topic == topic
+    assert bench.redirected(record, **changes).topic == topic
 
 
 @pytest.mark.parametrize("ahead_ms", [0, -10 * MINUTE_MS, 10 * MINUTE_MS])
 def test_a_dead_letter_of_an_orderly_group_is_not_retried(bench: Bench, ahead_ms: int) -> None:
-    """The decision must not depend on the born time, which is that of the consumer's clock."""
+    """The decision must not depend on the born time, which the consumer's clock sets."""
     bench.locks.lock("g", "c1", [("T", 0)], now_ms=NOW_MS)
     record = sample(topic="%RETRY%g", queue_id=0, born_ms=NOW_MS + ahead_ms)
-    assert bench.retried(record).topic == "%DLQ%g"
+    assert bench.redirected(record).topic == "%DLQ%g"
+
+
+def test_a_send_back_creates_the_group_if_groups_are_created_automatically(bench: Bench) -> None:
+    bench.send_back(bench.failed(), group="new")
+    assert [record.topic for record in bench.appended] == ["%RETRY%new"]
+    assert bench.groups.find("new") is not None
 
 
 def test_a_retry_of_a_group_that_is_not_configured_is_refused(bench: Bench) -> None:
+    bench.groups.auto_create = False
     with pytest.raises(RequestRefused) as refused:
-        bench.retried(sample(topic="%RETRY%nobody"))
+        bench.redirected(sample(topic="%RETRY%unknown"))
     assert refused.value.code == 26

@@ -1,14 +1,14 @@
-"""Cached finals: halves that were parked last are committed without reading them again."""
+"""Cached finals: recently parked halves are committed without reading them from the log."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from escrowmq.escrow import half_table as half_table
+from escrowmq.escrow import half_table
 from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, FinalCache
 from escrowmq.message.record import NewRecord, StoredRecord
-from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, a_half, position_of
+from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, half_request, position_of
 
 FINAL = NewRecord("T", 0, b"")
 
@@ -21,25 +21,26 @@ def test_the_cache_holds_the_last_finals_only(monkeypatch: pytest.MonkeyPatch) -
     cached = [offset for offset in range(10) if cache.take(offset) is not None]
     assert cached[-3:] == [7, 8, 9]
     assert len(cached) <= 6
-    assert all(cache.take(offset) is None for offset in range(10)), "each is taken once"
+    assert all(cache.take(offset) is None for offset in range(10)), "taking a final removes it"
 
 
 def final(*, restarted: bool, body: bytes, **properties: str) -> StoredRecord:
+    """Park and commit a message and return its final. A restart empties the cache."""
     bench = EscrowBench()
-    bench.turn(a_half("k", body=body, **properties))
-    position = position_of(bench.channel.answer())
+    bench.turn(half_request("k", body=body, **properties))
+    position = position_of(bench.channel.response())
     if restarted:
         bench = bench.restarted()
     assert bench.end(position, COMMIT).code == 0
     (message,) = bench.messages()
     assert bench.store.find_by_key("T", "k") == [message]
-    # Copy the body: it is a view of a log that is closed with its bench.
+    # Copy the body, which is a view of the log of this bench.
     return msgspec.structs.replace(message, body=bytes(message.body))
 
 
 @pytest.mark.parametrize("length", [0, 1, CACHED_BODY_BYTES_MAX, CACHED_BODY_BYTES_MAX + 1])
 @pytest.mark.parametrize("properties", [{}, {"TAGS": "a", "KEYS": "x y"}, {"other": "\u00e9"}])
-def test_a_cached_final_equals_one_that_is_made_from_the_log(
+def test_a_cached_final_equals_one_that_is_read_from_the_log(
     length: int, properties: dict[str, str]
 ) -> None:
     body = b"b" * length

@@ -14,7 +14,7 @@ import pytest
 from escrowmq.remoting.bodies import TransactionCursors, decode_body
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import TransactionCursorsHeader
-from tests.support.broker_requests import ask
+from tests.support.broker_requests import new_request
 from tests.support.escrows import COMMIT, ESCROW, EscrowBench, HalfPosition, sent_checks
 
 
@@ -29,7 +29,7 @@ class Queues(NamedTuple):
 
 
 def read_cursors(bench: EscrowBench) -> TransactionCursors:
-    request = ask(RequestCode.TRANSACTION_CURSORS, TransactionCursorsHeader())
+    request = new_request(RequestCode.TRANSACTION_CURSORS, TransactionCursorsHeader())
     return decode_body(TransactionCursors, bench.request(request).body)
 
 

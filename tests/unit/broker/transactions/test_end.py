@@ -1,4 +1,4 @@
-"""ENDs and checks under difficult conditions: a full disk, late flushes, a clock set back."""
+"""Ends and checks under difficult conditions: a full disk, late flushes, a clock set back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from escrowmq.errors import FlushTimeout
 from escrowmq.message import names
-from tests.support.broker_requests import FakeChannel, a_pull, bodies
+from tests.support.broker_requests import FakeChannel, bodies, pull_request
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
     ROLLBACK,
     UNKNOWN,
     EscrowBench,
-    a_half,
-    an_end,
+    end_request,
+    half_request,
     sent_checks,
 )
 
@@ -29,29 +29,29 @@ def test_responses_wait_until_their_records_are_durable() -> None:
     bench = EscrowBench(sync=True)
     position = bench.park("k")
     for request in (
-        an_end(position, COMMIT),
-        an_end(position, COMMIT),
-        an_end(position, UNKNOWN),
-        a_half("k"),
-        a_half("new"),
+        end_request(position, COMMIT),
+        end_request(position, COMMIT),
+        end_request(position, UNKNOWN),
+        half_request("k"),
+        half_request("new"),
     ):
         bench.turn(request)
-        assert bench.channel.answers() == []
+        assert bench.channel.responses() == []
     bench.flush()
-    answers = bench.channel.answers()
-    assert [answer.code for answer in answers] == [0] * 5
-    assert answers[2].ext_fields["state"] == "committed"
-    again = bench.power_cut()
-    assert again.bodies() == [b"k"]
+    responses = bench.channel.responses()
+    assert [response.code for response in responses] == [0] * 5
+    assert responses[2].ext_fields["state"] == "committed"
+    restarted = bench.power_cut()
+    assert restarted.bodies() == [b"k"]
 
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
 def test_an_end_that_is_not_flushed_in_time_is_not_successful(verdict: int) -> None:
     bench = EscrowBench(sync=True)
     position = bench.park("k")
-    bench.turn(an_end(position, verdict))
+    bench.turn(end_request(position, verdict))
     bench.flush(FlushTimeout("not flushed in time"))
-    assert bench.channel.answer().code == 10
+    assert bench.channel.response().code == 10
     assert bench.end(position, verdict).code == 0
 
 
@@ -70,12 +70,12 @@ def test_the_second_of_two_ends_in_one_turn_counts_if_the_first_had_no_disk_spac
     bench, other = EscrowBench(), FakeChannel("other")
     position = bench.park("k")
     bench.store.has_disk_space = False
-    bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
-    bench.turn(an_end(position, COMMIT), channel=other)
+    bench.broker.handle(bench.channel, end_request(position, ROLLBACK), bench.now_ms)
+    bench.turn(end_request(position, COMMIT), channel=other)
     bench.store.has_disk_space = True
     bench.turn()
-    assert bench.channel.answer().code == 14
-    assert other.answer().code == 0
+    assert bench.channel.response().code == 14
+    assert other.response().code == 0
     assert bench.bodies() == [b"k"]
 
 
@@ -83,11 +83,11 @@ def test_the_second_of_two_ends_in_one_turn_counts_if_the_first_had_no_disk_spac
 def test_the_first_of_two_ends_in_one_turn_counts(first: int, second: int) -> None:
     bench, other = EscrowBench(sync=True), FakeChannel("other")
     position = bench.park("k")
-    bench.broker.handle(bench.channel, an_end(position, first), bench.now_ms)
-    bench.turn(an_end(position, second), channel=other)
+    bench.broker.handle(bench.channel, end_request(position, first), bench.now_ms)
+    bench.turn(end_request(position, second), channel=other)
     bench.flush()
-    assert bench.channel.answer().code == 0
-    assert other.answer().code == 3701
+    assert bench.channel.response().code == 0
+    assert other.response().code == 3701
     assert bench.bodies() == ([b"k"] if first == COMMIT else [])
     assert bodies(bench.store, names.OP_TOPIC) == [b"0"]
 
@@ -95,8 +95,8 @@ def test_the_first_of_two_ends_in_one_turn_counts(first: int, second: int) -> No
 def test_a_half_that_is_refused_can_be_sent_again() -> None:
     bench = EscrowBench()
     bench.store.has_disk_space = False
-    bench.turn(a_half("k"), a_half("k"))
-    assert [answer.code == 0 for answer in bench.channel.answers()] == [False, False]
+    bench.turn(half_request("k"), half_request("k"))
+    assert [response.code == 0 for response in bench.channel.responses()] == [False, False]
     bench.store.has_disk_space = True
     assert bench.end(bench.park("k"), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
@@ -105,8 +105,8 @@ def test_a_half_that_is_refused_can_be_sent_again() -> None:
 def test_halves_above_the_limit_are_refused_until_some_are_decided() -> None:
     bench = EscrowBench(config=replace(ESCROW, open_max=2))
     first, _ = bench.park("a"), bench.park("b")
-    assert bench.request(a_half("c")).code == 2
-    assert bench.park("a") == first  # a repeated send is no new transaction
+    assert bench.request(half_request("c")).code == 2
+    assert bench.park("a") == first  # a repeated send does not open a transaction
     bench.end(first, ROLLBACK)
     bench.park("c")
 
@@ -116,9 +116,9 @@ def test_unknown_for_a_half_that_was_never_parked_is_refused(check: bool) -> Non
     bench = EscrowBench()
     parked = bench.park("k")
     never_parked = (parked.queue_offset + 1, parked.log_offset)
-    answer = bench.end(never_parked, UNKNOWN, check=check)
-    assert answer.code == 1
-    assert f"no half message at queue offset {never_parked[0]}" in answer.remark
+    response = bench.end(never_parked, UNKNOWN, check=check)
+    assert response.code == 1
+    assert f"no half message at queue offset {never_parked[0]}" in response.remark
     assert bench.state(parked) == "open"
 
 
@@ -141,11 +141,11 @@ def test_a_half_in_the_backlog_is_checked_after_the_clock_was_set_back() -> None
     bench.disconnect(bench.channel)
     bench.tick(IMMUNITY_MS)
     bench.now_ms -= 5_000
-    back = FakeChannel("back")
-    bench.heartbeat(back, "p")
+    reconnected = FakeChannel("reconnected")
+    bench.heartbeat(reconnected, "p")
     for _ in range(3):
         bench.tick(5_000)
-    assert [key for key, _ in sent_checks(back)] == ["k"]
+    assert [key for key, _ in sent_checks(reconnected)] == ["k"]
 
 
 def test_a_half_in_the_backlog_is_checked_after_its_end_had_no_disk_space() -> None:
@@ -153,22 +153,22 @@ def test_a_half_in_the_backlog_is_checked_after_its_end_had_no_disk_space() -> N
     position = bench.park("k")
     bench.disconnect(bench.channel)
     bench.tick(IMMUNITY_MS)
-    back = FakeChannel("back")
+    reconnected = FakeChannel("reconnected")
     bench.store.has_disk_space = False
-    bench.broker.handle(back, an_end(position, COMMIT), bench.now_ms)
-    bench.heartbeat(back, "p")
+    bench.broker.handle(reconnected, end_request(position, COMMIT), bench.now_ms)
+    bench.heartbeat(reconnected, "p")
     bench.store.has_disk_space = True
     for _ in range(3):
         bench.tick(5_000)
-    assert [key for key, _ in sent_checks(back)] == ["k"]
+    assert [key for key, _ in sent_checks(reconnected)] == ["k"]
 
 
 def test_a_check_that_was_not_sent_does_not_count() -> None:
-    class Stuffed(FakeChannel):
+    class CongestedChannel(FakeChannel):
         def send_oneway(self, *_: object) -> bool:
             return False
 
-    bench, channel = EscrowBench(), Stuffed("stuffed")
+    bench, channel = EscrowBench(), CongestedChannel("congested")
     bench.park("k", channel=channel)
     for _ in range(10 * ESCROW.checks_max):
         bench.tick(INTERVAL_MS)
@@ -198,23 +198,23 @@ def test_the_channel_that_answered_last_is_checked_first() -> None:
     bench.heartbeat(other, "p")
     position = bench.park("k", channel=hanging)
     bench.tick(IMMUNITY_MS)
-    bench.broker.handle(other, an_end(position, 0, check=True), bench.now_ms)
+    bench.broker.handle(other, end_request(position, 0, check=True), bench.now_ms)
     bench.tick(INTERVAL_MS)
     assert [key for key, _ in sent_checks(other)] == ["k"]
 
 
 def test_a_closed_channel_with_unanswered_checks_is_released() -> None:
-    bench, checked_channel = EscrowBench(), FakeChannel("asked")
+    bench, checked_channel = EscrowBench(), FakeChannel("checked")
     bench.park("k")
     bench.disconnect(bench.channel)
     bench.heartbeat(checked_channel, "p")
     bench.tick(IMMUNITY_MS)
-    assert [key for key, _ in sent_checks(checked_channel)] == ["k"]  # and it never answers
+    assert [key for key, _ in sent_checks(checked_channel)] == ["k"]
     bench.disconnect(checked_channel)
-    line_in_memory = weakref.ref(checked_channel)
+    reference = weakref.ref(checked_channel)
     del checked_channel
     gc.collect()
-    assert line_in_memory() is None
+    assert reference() is None
 
 
 def test_a_half_that_is_scheduled_twice_is_stranded_once() -> None:
@@ -222,20 +222,20 @@ def test_a_half_that_is_scheduled_twice_is_stranded_once() -> None:
     bench.park("k")
     for _ in range(ESCROW.checks_max):
         bench.tick(INTERVAL_MS)
-    again = bench.killed()  # scheduled twice: by the time it was parked, and by its last check
-    again.tick(10 * INTERVAL_MS)
-    again.tick(10 * INTERVAL_MS)
-    assert len(bodies(again.store, names.STRANDED_TOPIC)) == 1
-    assert again.coordinator.counters.stranded == 1
+    restarted = bench.killed()  # schedules the half for its first check and for its last one
+    restarted.tick(10 * INTERVAL_MS)
+    restarted.tick(10 * INTERVAL_MS)
+    assert len(bodies(restarted.store, names.STRANDED_TOPIC)) == 1
+    assert restarted.coordinator.counters.stranded == 1
 
 
 def test_a_held_pull_gets_a_message_when_it_is_committed_and_not_before() -> None:
     bench, reader = EscrowBench(), FakeChannel("reader")
-    bench.turn(a_pull(suspend_timeout_millis=600_000), channel=reader)
+    bench.turn(pull_request(suspend_timeout_millis=600_000), channel=reader)
     first, second = bench.park("a"), bench.park("b")
     bench.end(first, ROLLBACK)
-    assert reader.answers() == []
+    assert reader.responses() == []
     bench.end(second, COMMIT)
-    answer = reader.answer()
-    assert answer.code == 0
-    assert b"\x00\x00\x00\x01b" in answer.body
+    response = reader.response()
+    assert response.code == 0
+    assert b"\x00\x00\x00\x01b" in response.body

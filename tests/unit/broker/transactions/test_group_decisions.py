@@ -1,4 +1,4 @@
-"""Group decisions and writers: all or nothing, once, and durable before the response."""
+"""Decisions about many halves, and writers: atomic, made once, durable before the response."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from typing import Any
 
 import pytest
 
-from escrowmq.config import StoreConfig
 from escrowmq.escrow.writers import decode_decision
 from escrowmq.message import names
-from tests.support.broker_requests import FakeChannel, bodies, stored
+from tests.support.broker_requests import FakeChannel, bodies, stored_records
 from tests.support.escrows import (
     COMMIT,
     ROLLBACK,
+    SMALL_SEGMENTS,
     EscrowBench,
     HalfPosition,
-    a_batch_decision,
-    a_half,
-    a_registration,
-    a_writer_query,
-    an_end,
-    an_end_of_many,
+    decide_batch_request,
+    end_many_request,
+    end_request,
+    fill_segments,
+    half_request,
     position_of,
+    query_writer_request,
+    register_writer_request,
     writer_state,
 )
 
-CONTRADICTED, FENCED = 3701, 3702
+CONFLICT, FENCED = 3701, 3702
 PIECE_BYTES = 1000
-MANY = 8  # more than one piece
+MANY = 8  # their decision needs more than one piece
 
 
 def attempt(writer: str = "w", batch: int = 0, name: str = "a", fence: int = 1) -> dict[str, str]:
@@ -37,6 +38,10 @@ def attempt(writer: str = "w", batch: int = 0, name: str = "a", fence: int = 1) 
         "ESCROW_ATTEMPT": name,
         "ESCROW_FENCE": str(fence),
     }
+
+
+def park_two(bench: EscrowBench) -> list[tuple[int, int]]:
+    return [bench.park("a"), bench.park("b")]
 
 
 def park_many(bench: EscrowBench, count: int = MANY) -> list[HalfPosition]:
@@ -49,12 +54,12 @@ def park_many(bench: EscrowBench, count: int = MANY) -> list[HalfPosition]:
 @pytest.mark.parametrize(("verdict", "delivered"), [(COMMIT, [b"a", b"b"]), (ROLLBACK, [])])
 def test_a_group_is_decided_together(verdict: int, delivered: list[bytes]) -> None:
     bench = EscrowBench()
-    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
-    answer = bench.request(an_end_of_many(positions, verdict))
-    assert (answer.code, answer.ext_fields["count"]) == (0, "2")
+    positions = park_two(bench)
+    response = bench.request(end_many_request(positions, verdict))
+    assert (response.code, response.ext_fields["count"]) == (0, "2")
     assert bench.bodies() == delivered
-    again = bench.request(an_end_of_many(positions, verdict))
-    assert (again.code, again.ext_fields["count"]) == (0, "0")
+    repeated = bench.request(end_many_request(positions, verdict))
+    assert (repeated.code, repeated.ext_fields["count"]) == (0, "0")
     assert bench.bodies() == delivered
 
 
@@ -70,9 +75,9 @@ def test_a_group_is_decided_together(verdict: int, delivered: list[bytes]) -> No
 )
 def test_one_half_that_cannot_be_committed_fails_the_whole_group(spoil: Any) -> None:
     bench = EscrowBench()
-    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    positions = park_two(bench)
     spoil(bench, positions)
-    assert bench.request(an_end_of_many(positions, COMMIT)).code != 0
+    assert bench.request(end_many_request(positions, COMMIT)).code != 0
     assert bench.bodies() == []
     assert bench.end(positions[0], COMMIT).code == 0
 
@@ -80,71 +85,72 @@ def test_one_half_that_cannot_be_committed_fails_the_whole_group(spoil: Any) -> 
 def test_a_half_named_twice_is_delivered_once() -> None:
     bench = EscrowBench()
     position = bench.park("a")
-    old = position
     [half] = bench.coordinator.halves
     bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
-    new = (half.queue_offset, half.log_offset)
-    assert bench.request(an_end_of_many([old, new, old], COMMIT)).code == 0
+    new_position = (half.queue_offset, half.log_offset)
+    assert new_position != position
+    request = end_many_request([position, new_position, position], COMMIT)
+    assert bench.request(request).code == 0
     assert bench.bodies() == [b"a"]
 
 
-def test_a_group_decision_repeated_in_its_own_turn_is_no_conflict() -> None:
+def test_a_group_decision_repeated_in_the_same_turn_is_no_conflict() -> None:
     bench = EscrowBench()
-    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    positions = park_two(bench)
     other = FakeChannel("other")
-    bench.broker.handle(bench.channel, an_end_of_many(positions, COMMIT), bench.now_ms)
-    bench.broker.handle(other, an_end_of_many(positions, COMMIT), bench.now_ms)
-    bench.broker.handle(other, an_end_of_many(positions, ROLLBACK), bench.now_ms)
+    bench.broker.handle(bench.channel, end_many_request(positions, COMMIT), bench.now_ms)
+    bench.broker.handle(other, end_many_request(positions, COMMIT), bench.now_ms)
+    bench.broker.handle(other, end_many_request(positions, ROLLBACK), bench.now_ms)
     bench.turn()
     bench.turn()
-    assert bench.channel.answer().code == 0
-    assert sorted(answer.code for answer in other.answers()) == [0, CONTRADICTED]
+    assert bench.channel.response().code == 0
+    assert sorted(response.code for response in other.responses()) == [0, CONFLICT]
     assert bench.bodies() == [b"a", b"b"]
 
 
 def test_a_group_decision_without_disk_space_changes_nothing() -> None:
     bench = EscrowBench()
-    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    positions = park_two(bench)
     bench.store.has_disk_space = False
-    assert bench.request(an_end_of_many(positions, COMMIT)).code != 0
+    assert bench.request(end_many_request(positions, COMMIT)).code != 0
     bench.store.has_disk_space = True
     assert bench.state(positions[0]) == "open"
-    assert bench.request(an_end_of_many(positions, ROLLBACK)).code == 0
+    assert bench.request(end_many_request(positions, ROLLBACK)).code == 0
     assert bench.bodies() == []
 
 
 def test_a_large_group_is_visible_only_when_all_of_it_is_stored() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
-    bench.turn(an_end_of_many(list(positions), COMMIT))
+    bench.turn(end_many_request(list(positions), COMMIT))
     assert bench.bodies() == []
-    assert bench.channel.answers() == []
-    while not (answers := bench.channel.answers()):
+    assert bench.channel.responses() == []
+    while not (responses := bench.channel.responses()):
         assert bench.bodies() == []
         bench.tick(100)
-    assert answers[0].code == 0
+    assert responses[0].code == 0
     assert len(bench.bodies()) == MANY
 
 
-def test_a_large_group_needs_turns_but_no_tick() -> None:
+def test_a_large_group_is_completed_by_turns_without_a_tick() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
-    bench.broker.handle(bench.channel, an_end_of_many(list(positions), COMMIT), bench.now_ms)
+    bench.broker.handle(bench.channel, end_many_request(list(positions), COMMIT), bench.now_ms)
     turns = 1
     while bench.broker.end_turn(bench.now_ms):
         assert bench.bodies() == []
         turns += 1
     assert turns > 2
-    assert bench.channel.answer().code == 0
+    assert bench.channel.response().code == 0
     assert len(bench.bodies()) == MANY
 
 
-def test_a_large_group_without_disk_space_hides_nothing() -> None:
+def test_a_large_group_without_disk_space_can_be_decided_later() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
     bench.store.has_disk_space = False
-    assert bench.request(an_end_of_many(list(positions), COMMIT)).code != 0
+    assert bench.request(end_many_request(list(positions), COMMIT)).code != 0
     bench.store.has_disk_space = True
     assert bench.end(positions[0], COMMIT).code == 0
     assert len(bench.bodies()) == 1
@@ -153,29 +159,29 @@ def test_a_large_group_without_disk_space_hides_nothing() -> None:
 def test_a_later_piece_without_disk_space_is_stored_later() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
-    bench.turn(an_end_of_many(list(positions), COMMIT))
+    bench.turn(end_many_request(list(positions), COMMIT))
     bench.store.has_disk_space = False
     bench.tick(100)
-    assert not bench.broker.end_turn(bench.now_ms), "turn after turn, and the disk is full"
+    assert not bench.broker.end_turn(bench.now_ms), "no further turn is due while the disk is full"
     bench.store.has_disk_space = True
     for _ in range(MANY):
         bench.tick(100)
-    assert bench.channel.answer().code == 0
+    assert bench.channel.response().code == 0
     assert len(bench.bodies()) == MANY
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
 def test_a_large_group_is_completed_after_a_crash(has_snapshot: bool) -> None:
-    """Also if a snapshot was saved between two of its pieces."""
+    """With has_snapshot, the snapshot was saved between two pieces of the group."""
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
-    bench.turn(an_end_of_many(list(positions), COMMIT))
+    bench.turn(end_many_request(list(positions), COMMIT))
     if has_snapshot:
         bench.store.flush()
         bench.broker.transactions.save(force=True)
-    again = bench.killed()
-    assert len(again.bodies()) == MANY
-    assert len(again.coordinator.halves) == 0
+    restarted = bench.killed()
+    assert len(restarted.bodies()) == MANY
+    assert len(restarted.coordinator.halves) == 0
 
 
 # --- writers -------------------------------------------------------------------------------------
@@ -184,15 +190,12 @@ def test_a_large_group_is_completed_after_a_crash(has_snapshot: bool) -> None:
 def test_the_winners_of_a_batch_are_delivered_and_the_others_rolled_back() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    won = [bench.park(f"a{n}", **attempt(name="a", fence=fence)) for n in range(2)]
-    lost = bench.park("b0", **attempt(name="b", fence=fence))
-    assert bench.request(a_batch_decision(0, fence, [("a", 2)])).code == 0
+    winners = [bench.park(f"a{number}", **attempt(name="a", fence=fence)) for number in range(2)]
+    loser = bench.park("b0", **attempt(name="b", fence=fence))
+    assert bench.request(decide_batch_request(0, fence, [("a", 2)])).code == 0
     assert bench.bodies() == [b"a0", b"a1"]
-    assert [bench.state(position) for position in (*won, lost)] == [
-        "committed",
-        "committed",
-        "rolled_back",
-    ]
+    assert [bench.state(winner) for winner in winners] == ["committed", "committed"]
+    assert bench.state(loser) == "rolled_back"
     assert all("ESCROW" not in str(record.properties) for record in bench.messages())
 
 
@@ -200,9 +203,9 @@ def test_a_repeated_batch_decision_gets_the_first_one() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     bench.park("a0", **attempt(name="a", fence=fence))
-    first = writer_state(bench.request(a_batch_decision(0, fence, [("a", 1)])))
-    again = writer_state(bench.request(a_batch_decision(0, fence, [("b", 5)])))
-    assert again == first
+    first = writer_state(bench.request(decide_batch_request(0, fence, [("a", 1)])))
+    repeated = writer_state(bench.request(decide_batch_request(0, fence, [("b", 5)])))
+    assert repeated == first
     assert bench.bodies() == [b"a0"]
 
 
@@ -213,65 +216,64 @@ def test_a_winner_with_missing_halves_fails_the_decision(
     bench = EscrowBench()
     fence = bench.register().fence
     position = bench.park("a0", **attempt(name="a", fence=fence))
-    assert bench.request(a_batch_decision(0, fence, winners)).code == CONTRADICTED
+    assert bench.request(decide_batch_request(0, fence, winners)).code == CONFLICT
     assert bench.state(position) == "open"
-    assert bench.request(a_batch_decision(0, fence, [("a", 1)])).code == 0
+    assert bench.request(decide_batch_request(0, fence, [("a", 1)])).code == 0
 
 
 def test_a_winner_named_twice_is_delivered_once() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     bench.park("a0", **attempt(name="a", fence=fence))
-    bench.turn(a_batch_decision(0, fence, [("a", 1), ("a", 1)]))
-    bench.channel.answers()
-    assert bench.bodies() in ([], [b"a0"])
+    assert bench.request(decide_batch_request(0, fence, [("a", 1), ("a", 1)])).code == 0
+    assert bench.bodies() == [b"a0"]
     assert bench.end(bench.park("after"), COMMIT).code == 0
 
 
 def test_a_negative_batch_is_refused() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    assert bench.request(a_batch_decision(-1, fence, [("a", 1)])).code != 0
+    assert bench.request(decide_batch_request(-1, fence, [("a", 1)])).code != 0
 
 
 def test_an_older_fence_decides_nothing() -> None:
     bench = EscrowBench()
     old, new = bench.register().fence, bench.register().fence
     assert new > old
-    assert bench.request(a_batch_decision(0, old, [])).code == FENCED
-    assert bench.request(a_batch_decision(5, new, [])).code == 0
-    assert bench.request(a_batch_decision(4, new, [])).code == FENCED
-    again = bench.killed()
-    assert again.request(a_batch_decision(6, old, [])).code == FENCED
-    assert writer_state(again.request(a_writer_query())).batch == 5
+    assert bench.request(decide_batch_request(0, old, [])).code == FENCED
+    assert bench.request(decide_batch_request(5, new, [])).code == 0
+    assert bench.request(decide_batch_request(4, new, [])).code == FENCED
+    restarted = bench.killed()
+    assert restarted.request(decide_batch_request(6, old, [])).code == FENCED
+    assert writer_state(restarted.request(query_writer_request())).batch == 5
 
 
 def test_two_registrations_in_one_turn_get_two_fences() -> None:
     bench, other = EscrowBench(), FakeChannel("other")
-    bench.broker.handle(bench.channel, a_registration(), bench.now_ms)
-    bench.broker.handle(other, a_registration(), bench.now_ms)
+    bench.broker.handle(bench.channel, register_writer_request(), bench.now_ms)
+    bench.broker.handle(other, register_writer_request(), bench.now_ms)
     bench.turn()
-    fences = [writer_state(bench.channel.answer()).fence, writer_state(other.answer()).fence]
+    fences = [writer_state(bench.channel.response()).fence, writer_state(other.response()).fence]
     assert fences == [1, 2]
 
 
 def test_two_registrations_before_one_flush_get_two_fences() -> None:
     bench, other = EscrowBench(sync=True), FakeChannel("other")
-    bench.turn(a_registration())
-    bench.turn(a_registration(), channel=other)
+    bench.turn(register_writer_request())
+    bench.turn(register_writer_request(), channel=other)
     bench.flush()
-    fences = [writer_state(bench.channel.answer()).fence, writer_state(other.answer()).fence]
+    fences = [writer_state(bench.channel.response()).fence, writer_state(other.response()).fence]
     assert fences == [1, 2]
 
 
-def test_a_query_is_not_answered_with_a_decision_that_is_not_durable() -> None:
+def test_the_response_to_a_query_has_no_decision_that_is_not_durable() -> None:
     bench, other = EscrowBench(sync=True), FakeChannel("other")
-    bench.turn(a_half("not durable yet"))
-    bench.turn(a_writer_query(), channel=other)  # waits for that flush
+    bench.turn(half_request("not durable yet"))
+    bench.turn(query_writer_request(), channel=other)  # waits for the flush of the half
     flush = bench.store.begin_flush()
-    bench.turn(a_batch_decision(0, 0, []))
+    bench.turn(decide_batch_request(0, 0, []))
     bench.finish(flush)
-    assert writer_state(other.answer()).batch == -1
+    assert writer_state(other.response()).batch == -1
 
 
 def test_decisions_without_disk_space_change_nothing() -> None:
@@ -279,21 +281,21 @@ def test_decisions_without_disk_space_change_nothing() -> None:
     fence = bench.register().fence
     position = bench.park("a0", **attempt(batch=2, name="a", fence=fence))
     bench.store.has_disk_space = False
-    bench.turn(a_batch_decision(0, fence, []), a_batch_decision(1, fence, []))
-    assert all(answer.code for answer in bench.channel.answers())
-    assert bench.request(a_batch_decision(2, fence, [("a", 1)])).code != 0
+    bench.turn(decide_batch_request(0, fence, []), decide_batch_request(1, fence, []))
+    assert all(response.code for response in bench.channel.responses())
+    assert bench.request(decide_batch_request(2, fence, [("a", 1)])).code != 0
     bench.store.has_disk_space = True
     assert bench.state(position) == "open"
-    assert writer_state(bench.request(a_writer_query())).batch == -1
-    assert bench.request(a_batch_decision(2, fence, [("a", 1)])).code == 0
+    assert writer_state(bench.request(query_writer_request())).batch == -1
+    assert bench.request(decide_batch_request(2, fence, [("a", 1)])).code == 0
     assert bench.bodies() == [b"a0"]
 
 
 def test_a_registration_without_disk_space_raises_no_fence() -> None:
     bench = EscrowBench()
     bench.store.has_disk_space = False
-    bench.turn(a_registration(), a_registration())
-    assert all(answer.code for answer in bench.channel.answers())
+    bench.turn(register_writer_request(), register_writer_request())
+    assert all(response.code for response in bench.channel.responses())
     bench.store.has_disk_space = True
     assert bench.register().fence == 1
 
@@ -302,12 +304,12 @@ def test_an_end_and_a_batch_decision_in_one_turn_do_not_both_win() -> None:
     bench, other = EscrowBench(), FakeChannel("other")
     fence = bench.register().fence
     position = bench.park("a0", **attempt(fence=fence))
-    bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
-    bench.broker.handle(other, a_batch_decision(0, fence, [("a", 1)]), bench.now_ms)
+    bench.broker.handle(bench.channel, end_request(position, ROLLBACK), bench.now_ms)
+    bench.broker.handle(other, decide_batch_request(0, fence, [("a", 1)]), bench.now_ms)
     bench.turn()
     bench.turn()
-    assert bench.channel.answer().code == 0
-    assert other.answer().code == CONTRADICTED
+    assert bench.channel.response().code == 0
+    assert other.response().code == CONFLICT
     assert bench.bodies() == []
     assert len(bodies(bench.store, names.OP_TOPIC)) == 1
 
@@ -316,19 +318,19 @@ def test_a_batch_decision_and_an_end_in_one_turn_do_not_both_win() -> None:
     bench, other = EscrowBench(), FakeChannel("other")
     fence = bench.register().fence
     position = bench.park("a0", **attempt(fence=fence))
-    bench.broker.handle(other, a_batch_decision(0, fence, [("a", 1)]), bench.now_ms)
-    bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
+    bench.broker.handle(other, decide_batch_request(0, fence, [("a", 1)]), bench.now_ms)
+    bench.broker.handle(bench.channel, end_request(position, ROLLBACK), bench.now_ms)
     bench.turn()
     bench.turn()
-    assert bench.channel.answer().code == CONTRADICTED
-    assert other.answer().code == 0
+    assert bench.channel.response().code == CONFLICT
+    assert other.response().code == 0
     assert bench.bodies() == [b"a0"]
 
 
 def test_a_late_half_of_a_decided_batch_is_rolled_back_without_a_check() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    bench.request(a_batch_decision(3, fence, []))
+    bench.request(decide_batch_request(3, fence, []))
     late = bench.park("late", **attempt(batch=3, fence=fence))
     early = bench.park("early", **attempt(batch=4, fence=fence))
     bench.tick(bench.config.immunity_ms)
@@ -339,7 +341,7 @@ def test_a_late_half_of_a_decided_batch_is_rolled_back_without_a_check() -> None
 def test_a_late_half_is_rolled_back_when_there_is_disk_space_again() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    bench.request(a_batch_decision(3, fence, []))
+    bench.request(decide_batch_request(3, fence, []))
     late = bench.park("late", **attempt(batch=3, fence=fence))
     bench.store.has_disk_space = False
     bench.tick(bench.config.immunity_ms)
@@ -349,16 +351,14 @@ def test_a_late_half_is_rolled_back_when_there_is_disk_space_again() -> None:
 
 
 def test_a_writer_outlives_the_segment_with_its_decision() -> None:
-    small = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
-    bench = EscrowBench(settings=small)
+    bench = EscrowBench(settings=SMALL_SEGMENTS)
     fence = bench.register().fence
-    bench.request(a_batch_decision(7, fence, []))
-    for number in range(60):
-        bench.end(bench.park(f"k{number}", body=b"x" * 200), COMMIT)
+    bench.request(decide_batch_request(7, fence, []))
+    fill_segments(bench)
     assert bench.remove_log_file()
     assert bench.remove_log_file()
-    again = bench.killed(with_snapshot=False)
-    state = writer_state(again.request(a_writer_query()))
+    restarted = bench.killed(with_snapshot=False)
+    state = writer_state(restarted.request(query_writer_request()))
     assert (state.fence, state.batch) == (fence, 7)
 
 
@@ -366,41 +366,40 @@ def test_only_an_active_writer_is_moved_when_its_segment_expires() -> None:
     bench = EscrowBench()
     for writer, is_last in (("finished", True), ("active", False)):
         fence = bench.register(writer).fence
-        bench.request(a_batch_decision(7, fence, [], writer=writer, last=is_last))
-    log_end, first_new = bench.store.end, len(stored(bench.store, names.DECISION_TOPIC))
+        bench.request(decide_batch_request(7, fence, [], writer=writer, last=is_last))
+    log_end = bench.store.end
+    old_count = len(stored_records(bench.store, names.DECISION_TOPIC))
     for _ in range(2):  # the second time the active writer has moved already
         bench.broker.transactions.move_halves_below(log_end, bench.now_ms)
         bench.turn()
-    new_records = stored(bench.store, names.DECISION_TOPIC)[first_new:]
+    new_records = stored_records(bench.store, names.DECISION_TOPIC)[old_count:]
     assert [decode_decision(record).writer for record in new_records] == ["active"]
 
 
 def test_a_writer_that_decided_its_last_batch_is_purged_with_the_segment() -> None:
-    small = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
-    bench = EscrowBench(settings=small)
-    bench.request(a_batch_decision(7, bench.register().fence, [], last=True))
-    for number in range(60):
-        bench.end(bench.park(f"k{number}", body=b"x" * 200), COMMIT)
+    bench = EscrowBench(settings=SMALL_SEGMENTS)
+    bench.request(decide_batch_request(7, bench.register().fence, [], last=True))
+    fill_segments(bench)
     assert bench.remove_log_file()
-    again = bench.restarted()
-    assert list(again.coordinator.writers) == []
-    state = writer_state(again.request(a_writer_query()))
+    restarted = bench.restarted()
+    assert list(restarted.coordinator.writers) == []
+    state = writer_state(restarted.request(query_writer_request()))
     assert (state.fence, state.batch) == (0, -1)
 
 
 def test_a_decision_is_not_reported_before_it_is_durable() -> None:
     bench = EscrowBench(sync=True)
-    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    positions = park_two(bench)
     for request in (
-        an_end_of_many(positions, COMMIT),
-        an_end_of_many(positions, COMMIT),
-        a_registration(),
-        a_batch_decision(0, 1, []),
-        a_batch_decision(0, 1, []),
-        a_writer_query(),
+        end_many_request(positions, COMMIT),
+        end_many_request(positions, COMMIT),
+        register_writer_request(),
+        decide_batch_request(0, 1, []),
+        decide_batch_request(0, 1, []),
+        query_writer_request(),
     ):
         bench.turn(request)
-        assert bench.channel.answers() == []
+        assert bench.channel.responses() == []
     bench.flush()
-    assert [answer.code for answer in bench.channel.answers()] == [0] * 6
-    position_of(bench.request(a_half("c")))
+    assert [response.code for response in bench.channel.responses()] == [0] * 6
+    position_of(bench.request(half_request("c")))

@@ -20,8 +20,8 @@ from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import CRC_PROPERTY_BYTES_MAX, PROPERTIES_BYTES_MAX, NewRecord
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import Header, ResumeTransaction
-from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_send, ask
+from tests.interop.remoting import Response
+from tests.support.broker_requests import FakeChannel, new_request, send_request
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
@@ -29,7 +29,7 @@ from tests.support.escrows import (
     UNKNOWN,
     EscrowBench,
     HalfPosition,
-    a_half,
+    half_request,
     position_of,
     sent_checks,
 )
@@ -44,14 +44,14 @@ def send_half(
     body_bytes: int,
     topic: str = "T",
     **special: str,
-) -> Answer:
+) -> Response:
     """Send a half whose properties have this many bytes, as the client encodes them."""
     properties = {"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": key, **special}
     missing = properties_bytes - len(encode_properties(properties)) - len("fill\x01\x02")
     if missing > 0:
         properties["fill"] = "f" * missing
     text = encode_properties(properties).decode()
-    return bench.request(a_send(topic, b"b" * body_bytes, properties=text, sys_flag=4))
+    return bench.request(send_request(topic, b"b" * body_bytes, properties=text, sys_flag=4))
 
 
 def added_bytes(key: str, topic: str) -> int:
@@ -76,7 +76,7 @@ def check_until_stranded(bench: EscrowBench, position: HalfPosition) -> None:
 
 def resume(bench: EscrowBench, key: str) -> None:
     fields = ResumeTransaction(transaction_id=key, operator="tests", reason="try again")
-    assert bench.request(ask(RequestCode.RESUME_TRANSACTION, fields)).code == 0
+    assert bench.request(new_request(RequestCode.RESUME_TRANSACTION, fields)).code == 0
     bench.tick()
     assert len(sent_checks(bench.channel)) == 1
 
@@ -162,7 +162,7 @@ def test_a_half_is_committed_after_the_size_limit_of_messages_was_lowered() -> N
     lower = replace(bench.settings, message_bytes_max=100)
     bench.store.change_config(lower)
     bench.broker.send_processor.change_config(BrokerConfig(), lower.message_bytes_max)
-    assert bench.request(a_half("second", body=b"b" * 2_000)).code == 13
+    assert bench.request(half_request("second", body=b"b" * 2_000)).code == 13
     assert bench.end(position, COMMIT).code == 0
     assert bench.bodies() == [b"b" * 2_000]
 

@@ -14,7 +14,7 @@ from escrowmq.message.properties import decode_properties
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import EndTransaction, ResumeTransaction, TransactionHeader
 from escrowmq.remoting.requests import Request
-from tests.support.broker_requests import ask
+from tests.support.broker_requests import new_request
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
@@ -22,7 +22,7 @@ from tests.support.escrows import (
     UNKNOWN,
     EscrowBench,
     HalfPosition,
-    an_end_of_many,
+    end_many_request,
 )
 
 
@@ -36,7 +36,7 @@ def end_with_remark(
         commit_or_rollback=verdict,
         from_transaction_check=check,
     )
-    return with_remark(ask(RequestCode.END_TRANSACTION, fields), remark)
+    return with_remark(new_request(RequestCode.END_TRANSACTION, fields), remark)
 
 
 def with_remark(request: Request[Any], remark: str) -> Request[Any]:
@@ -45,7 +45,7 @@ def with_remark(request: Request[Any], remark: str) -> Request[Any]:
 
 
 def history(bench: EscrowBench, key: str) -> Any:
-    request = ask(RequestCode.SHOW_TRANSACTION, TransactionHeader(transaction_id=key))
+    request = new_request(RequestCode.SHOW_TRANSACTION, TransactionHeader(transaction_id=key))
     return json.loads(bench.request(request).body)
 
 
@@ -90,7 +90,7 @@ def test_a_rollback_without_remark_is_not_worth_a_log_line(
 def test_the_remark_of_a_rollback_of_many_is_in_each_op() -> None:
     bench = EscrowBench()
     positions = [bench.park("a"), bench.park("b")]
-    request = with_remark(an_end_of_many([*positions], ROLLBACK), "order cancelled")
+    request = with_remark(end_many_request([*positions], ROLLBACK), "order cancelled")
     assert bench.request(request).code == 0
     assert step(bench, "a", "rolled_back")["reason"] == "order cancelled"
     assert step(bench, "b", "rolled_back")["reason"] == "order cancelled"
@@ -153,7 +153,7 @@ def test_a_resumed_half_starts_with_no_answers() -> None:
     position = bench.park("k")
     strand_with_unknown(bench, position, "no")
     fields = ResumeTransaction(transaction_id="k", operator="ann", reason="bank is back")
-    assert bench.request(ask(RequestCode.RESUME_TRANSACTION, fields)).code == 0
+    assert bench.request(new_request(RequestCode.RESUME_TRANSACTION, fields)).code == 0
     resumed = step(bench, "k", "resumed")
     assert (resumed["who"], resumed["reason"]) == ("operator ann", "bank is back")
     for _ in range(ESCROW.checks_max + 1):

@@ -9,7 +9,7 @@ import pytest
 from escrowmq.message import names
 from escrowmq.message.properties import encode_properties
 from escrowmq.remoting.requests import Request
-from tests.support.broker_requests import a_send
+from tests.support.broker_requests import send_request
 from tests.support.escrows import COMMIT, EscrowBench, position_of
 
 NONE, PREPARED, COMMITTED, ROLLED_BACK = 0, 4, 8, 12
@@ -20,7 +20,9 @@ def marked_send(sys_flag: int, mark: str = "", **properties: str) -> Request[Any
     marked = {"UNIQ_KEY": "k", "PGROUP": "p", **({"TRAN_MSG": mark} if mark else {}), **properties}
     text = encode_properties(marked).decode()
     reconsume_times = 1 if "DELAY" in properties else 0
-    return a_send("T", b"k", properties=text, sys_flag=sys_flag, reconsume_times=reconsume_times)
+    return send_request(
+        "T", b"k", properties=text, sys_flag=sys_flag, reconsume_times=reconsume_times
+    )
 
 
 @pytest.mark.parametrize("sys_flag", [NONE, PREPARED, ROLLED_BACK])

@@ -1,4 +1,4 @@
-"""An open half that the log cannot read: it is reported, and nothing waits for it."""
+"""Open halves that cannot be read from the log: they are reported, and nothing waits for them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ import logging
 
 import pytest
 
-from escrowmq.config import StoreConfig
-from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, HalfPosition, an_end_of_many
-from tests.unit.broker.transactions.test_rocketmq_weak_points import IMMUNITY_MS
+from tests.support.escrows import (
+    COMMIT,
+    ESCROW,
+    ROLLBACK,
+    SMALL_SEGMENTS,
+    EscrowBench,
+    HalfPosition,
+    end_many_request,
+    fill_segments,
+)
 
-SMALL = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
+IMMUNITY_MS = ESCROW.immunity_ms
 
 
-def damage(bench: EscrowBench, position: HalfPosition, at: int) -> None:
-    """Flip the bits of one byte of the record."""
-    base = position.log_offset - position.log_offset % SMALL.segment_bytes
+def damage(bench: EscrowBench, position: HalfPosition, index: int) -> None:
+    """Flip the bits of one byte of a record. A second call repairs it."""
+    base = position.log_offset - position.log_offset % SMALL_SEGMENTS.segment_bytes
+    file_position = position.log_offset - base + index
     file = bench.disk.open(f"commitlog/{base:020d}")
-    was = file.view()[position.log_offset - base + at]
-    file.write_at(position.log_offset - base + at, bytes([was ^ 0xFF]))
+    file.write_at(file_position, bytes([file.view()[file_position] ^ 0xFF]))
     file.close()
 
 
-def fill(bench: EscrowBench) -> None:
-    for number in range(40):
-        bench.end(bench.park(f"other {number}", body=b"x" * 200), ROLLBACK)
-
-
-@pytest.mark.parametrize("is_known", [True, False], ids=["checked", "never read"])
+@pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "never read"])
 def test_an_unreadable_half_does_not_keep_its_segment(
-    is_known: bool, caplog: pytest.LogCaptureFixture
+    is_checked: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = EscrowBench(settings=SMALL)
+    bench = EscrowBench(settings=SMALL_SEGMENTS)
     lost, whole = bench.park("lost"), bench.park("whole")
-    fill(bench)
+    fill_segments(bench)
     damage(bench, lost, 90)
-    if is_known:
+    if is_checked:
         bench.heartbeat(bench.channel, "p")
         bench.tick(IMMUNITY_MS)
     with caplog.at_level(logging.ERROR):
@@ -51,15 +53,15 @@ def test_an_unreadable_half_does_not_keep_its_segment(
 
 
 def test_an_unreadable_half_stays_open_until_its_segment_expires() -> None:
-    bench = EscrowBench(settings=SMALL)
+    bench = EscrowBench(settings=SMALL_SEGMENTS)
     lost = bench.park("lost")
     damage(bench, lost, 90)
     bench.heartbeat(bench.channel, "p")
     bench.tick(IMMUNITY_MS)
     assert bench.state_in_memory(lost) == "open"
     assert [half.is_unreadable for half in bench.coordinator.halves] == [True]
-    damage(bench, lost, 90)  # the record is readable again
-    fill(bench)
+    damage(bench, lost, 90)  # makes the record readable again
+    fill_segments(bench)
     while bench.store.begin == 0:
         assert bench.remove_log_file()
     assert bench.end(lost, COMMIT).code == 0
@@ -70,12 +72,12 @@ def test_an_unreadable_half_stays_open_until_its_segment_expires() -> None:
 def test_recovery_reports_unreadable_halves(
     with_snapshot: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = EscrowBench(settings=SMALL)
+    bench = EscrowBench(settings=SMALL_SEGMENTS)
     lost, whole = bench.park("lost"), bench.park("whole")
-    fill(bench)
+    fill_segments(bench)
     bench.store.checkpoint()
     bench.broker.transactions.save(force=True)
-    damage(bench, lost, 4)  # the magic number: nothing looks like a record here
+    damage(bench, lost, 4)  # the magic number, so that no record begins here
     with caplog.at_level(logging.ERROR):
         bench = bench.killed(with_snapshot=with_snapshot)
     assert "half messages lost: unreadable queue_offsets=0..0" in caplog.text
@@ -87,14 +89,14 @@ def test_recovery_reports_unreadable_halves(
 
 def group_with_a_half_damaged_after_its_decision() -> tuple[EscrowBench, list[HalfPosition]]:
     """Return halves whose common commit is stored; the last one was damaged before its piece."""
-    bench = EscrowBench(settings=SMALL, piece_bytes=1000)
+    bench = EscrowBench(settings=SMALL_SEGMENTS, piece_bytes=1000)
     positions = [bench.park(f"k{number}", body=b"x" * 200) for number in range(8)]
     bench = bench.restarted()  # forgets the cached finals, so that the halves are read
-    bench.turn(an_end_of_many(list(positions), COMMIT))
+    bench.turn(end_many_request(list(positions), COMMIT))
     damage(bench, positions[-1], 90)
-    while not (answers := bench.channel.answers()):
+    while not (responses := bench.channel.responses()):
         bench.tick(100)
-    assert answers[0].code == 0
+    assert responses[0].code == 0
     assert len(bench.bodies()) == len(positions) - 1
     return bench, positions
 
@@ -107,7 +109,7 @@ def test_a_half_damaged_after_its_group_decision_can_be_ended(verdict: int, code
 
 def test_a_half_damaged_after_its_group_decision_does_not_keep_its_segment() -> None:
     bench, positions = group_with_a_half_damaged_after_its_decision()
-    fill(bench)
+    fill_segments(bench)
     while bench.store.begin <= positions[-1].log_offset:
         assert bench.remove_log_file()
     assert len(bench.coordinator.halves) == 0

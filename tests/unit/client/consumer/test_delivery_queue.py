@@ -1,4 +1,4 @@
-"""Queues take turns, and an orderly queue has one message delivered at a time."""
+"""The delivery queue: queues take turns, and an orderly queue delivers one message at a time."""
 
 from __future__ import annotations
 
@@ -7,62 +7,63 @@ import asyncio
 from escrowmq.client.consumer.fetcher import DeliveryQueue
 
 
-def drain(waiting: DeliveryQueue[str, int]) -> list[int]:
-    found = []
-    while (got := waiting.get_nowait()) is not None:
-        found.append(got[1])
-    return found
+def drain(queue: DeliveryQueue[str, int]) -> list[int]:
+    """Take everything that can be delivered now."""
+    messages = []
+    while (item := queue.get_nowait()) is not None:
+        messages.append(item[1])
+    return messages
 
 
 async def test_queues_take_turns() -> None:
-    waiting = DeliveryQueue[str, int]()
-    waiting.put("a", [1, 2, 3])
-    waiting.put("b", [10])
-    waiting.put("a", [4])
-    assert len(waiting) == 5
-    assert drain(waiting) == [1, 10, 2, 3, 4]
+    queue = DeliveryQueue[str, int]()
+    queue.put("a", [1, 2, 3])
+    queue.put("b", [10])
+    queue.put("a", [4])
+    assert len(queue) == 5
+    assert drain(queue) == [1, 10, 2, 3, 4]
 
 
 async def test_an_orderly_queue_waits_until_the_delivered_message_is_released() -> None:
-    waiting = DeliveryQueue[str, int](orderly=True)
-    waiting.put("a", [1, 2])
-    waiting.put("b", [10])
-    assert drain(waiting) == [1, 10]
-    back = asyncio.create_task(waiting.wait_released("a"))
+    queue = DeliveryQueue[str, int](orderly=True)
+    queue.put("a", [1, 2])
+    queue.put("b", [10])
+    assert drain(queue) == [1, 10]
+    released = asyncio.create_task(queue.wait_released("a"))
     await asyncio.sleep(0)
-    assert not back.done()
-    waiting.put_front("a", 1)  # it failed
-    assert drain(waiting) == []
-    waiting.release("a")
-    await back
-    assert drain(waiting) == [1]
-    waiting.release("a")
-    assert drain(waiting) == [2]
+    assert not released.done()
+    queue.put_front("a", 1)  # as after a failure of its handler
+    assert drain(queue) == []
+    queue.release("a")
+    await released
+    assert drain(queue) == [1]
+    queue.release("a")
+    assert drain(queue) == [2]
 
 
 async def test_a_paused_queue_delivers_nothing_and_loses_nothing() -> None:
-    waiting = DeliveryQueue[str, int]()
-    waiting.put("a", [1])
-    waiting.pause("a")
-    waiting.put("a", [2])
-    assert drain(waiting) == []
-    waiting.resume("a")
-    assert drain(waiting) == [1, 2]
+    queue = DeliveryQueue[str, int]()
+    queue.put("a", [1])
+    queue.pause("a")
+    queue.put("a", [2])
+    assert drain(queue) == []
+    queue.resume("a")
+    assert drain(queue) == [1, 2]
 
 
 async def test_messages_of_a_removed_queue_are_not_delivered() -> None:
-    waiting = DeliveryQueue[str, int]()
-    waiting.put("a", [1])
-    waiting.clear("a")
-    waiting.put("b", [2])
-    assert await waiting.get() == ("b", 2)
+    queue = DeliveryQueue[str, int]()
+    queue.put("a", [1])
+    queue.clear("a")
+    queue.put("b", [2])
+    assert await queue.get() == ("b", 2)
 
 
 async def test_get_returns_none_when_the_queue_is_closed() -> None:
-    waiting = DeliveryQueue[str, int]()
-    asking = [asyncio.create_task(waiting.get()) for _ in range(3)]
+    queue = DeliveryQueue[str, int]()
+    getters = [asyncio.create_task(queue.get()) for _ in range(3)]
     await asyncio.sleep(0)
-    waiting.close()
-    assert await asyncio.gather(*asking) == [None] * 3
-    waiting.put("a", [1])
-    assert await waiting.get() is None
+    queue.close()
+    assert await asyncio.gather(*getters) == [None] * 3
+    queue.put("a", [1])
+    assert await queue.get() is None

@@ -1,4 +1,4 @@
-"""Limits of messages in flight: at any limit a queue waits until a message is done."""
+"""Limits of messages in flight: at each limit a queue waits until a message is done."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ import pytest
 from escrowmq import ConsumerLimits
 from escrowmq.client.consumer.fetcher import InFlight, InFlightLimiter
 
-WIDE = 1_000
+HIGH = 1_000
 
 
-def limits(**narrow: int) -> ConsumerLimits:
-    wide = dict.fromkeys(("per_queue", "per_queue_bytes", "total", "total_bytes", "span"), WIDE)
-    return ConsumerLimits(**(wide | narrow))
+def limits(**changes: int) -> ConsumerLimits:
+    """Return limits that are too high to matter, except those in `changes`."""
+    high = dict.fromkeys(("per_queue", "per_queue_bytes", "total", "total_bytes", "span"), HIGH)
+    return ConsumerLimits(**(high | changes))
 
 
 @pytest.mark.parametrize(
-    "narrow", [{"per_queue": 2}, {"per_queue_bytes": 20}, {"total": 2}, {"total_bytes": 20}]
+    "changes", [{"per_queue": 2}, {"per_queue_bytes": 20}, {"total": 2}, {"total_bytes": 20}]
 )
-async def test_a_queue_waits_at_each_limit(narrow: dict[str, int]) -> None:
-    room, hand = InFlightLimiter(limits(**narrow)), InFlight(0)
-    await room.wait_for_capacity(hand)
-    room.add(hand, 0, 10)
-    await room.wait_for_capacity(hand)
-    room.add(hand, 1, 10)
-    waiting = asyncio.create_task(room.wait_for_capacity(hand))
+async def test_a_queue_waits_at_each_limit(changes: dict[str, int]) -> None:
+    limiter, in_flight = InFlightLimiter(limits(**changes)), InFlight(0)
+    await limiter.wait_for_capacity(in_flight)
+    limiter.add(in_flight, 0, 10)
+    await limiter.wait_for_capacity(in_flight)
+    limiter.add(in_flight, 1, 10)
+    waiting = asyncio.create_task(limiter.wait_for_capacity(in_flight))
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert room.remove(hand, 1)
+    assert limiter.remove(in_flight, 1)
     await waiting
 
 
 async def test_a_message_that_is_never_done_blocks_only_its_own_queue() -> None:
-    room, stuck, other = InFlightLimiter(limits(span=3)), InFlight(0), InFlight(0)
+    limiter, stuck, other = InFlightLimiter(limits(span=3)), InFlight(0), InFlight(0)
     for offset in range(3):
-        room.add(stuck, offset, 1)
-    room.remove(stuck, 1)
-    room.remove(stuck, 2)
-    waiting = asyncio.create_task(room.wait_for_capacity(stuck))
-    await room.wait_for_capacity(other)
+        limiter.add(stuck, offset, 1)
+    limiter.remove(stuck, 1)
+    limiter.remove(stuck, 2)
+    waiting = asyncio.create_task(limiter.wait_for_capacity(stuck))
+    await limiter.wait_for_capacity(other)
     await asyncio.sleep(0)
     assert not waiting.done()
-    room.remove(stuck, 0)
+    limiter.remove(stuck, 0)
     await waiting
 
 
 async def test_a_removed_queue_frees_its_capacity() -> None:
-    room, gone, other = InFlightLimiter(limits(total=2)), InFlight(0), InFlight(0)
-    room.add(gone, 0, 5)
-    room.add(gone, 1, 5)
-    waiting = asyncio.create_task(room.wait_for_capacity(other))
+    limiter, removed, other = InFlightLimiter(limits(total=2)), InFlight(0), InFlight(0)
+    limiter.add(removed, 0, 5)
+    limiter.add(removed, 1, 5)
+    waiting = asyncio.create_task(limiter.wait_for_capacity(other))
     await asyncio.sleep(0)
-    room.remove_all(gone)
+    assert not waiting.done()
+    limiter.remove_all(removed)
     await waiting
-    assert (room.message_count, room.body_bytes) == (0, 0)
+    assert (limiter.message_count, limiter.body_bytes) == (0, 0)
 
 
 def test_a_limit_below_one_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Registration of checkers: for a topic, a tag or a transaction's name."""
+"""Registration of checkers for a topic, a tag, all topics or the name of a transaction."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from escrowmq.client.producer.sender import (
     split_batch,
 )
 from escrowmq.errors import LocalProtocolError
-from escrowmq.message import record as sysflag
+from escrowmq.message import record
 from escrowmq.message.batch import decode_batch
 from escrowmq.message.compression import decompress_body
 from escrowmq.message.properties import decode_properties
@@ -28,23 +28,23 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min
 
 
 @given(st.dictionaries(texts, texts, max_size=5), texts)
-def test_encoded_properties_decode_to_the_same_values(given_ones: dict[str, str], key: str) -> None:
-    text = properties_text(Message("t", b"", properties=given_ones), key)
-    assert decode_properties(text.encode()) == {"UNIQ_KEY": key, "WAIT": "true", **given_ones}
+def test_encoded_properties_decode_to_the_same_values(properties: dict[str, str], key: str) -> None:
+    text = properties_text(Message("t", b"", properties=properties), key)
+    assert decode_properties(text.encode()) == {"UNIQ_KEY": key, "WAIT": "true", **properties}
 
 
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=3), min_size=1, max_size=3))
-def test_properties_that_cannot_be_decoded_again_are_refused(given_ones: dict[str, str]) -> None:
-    message = Message("t", b"", properties=given_ones)
-    is_bad = any(
-        not part or "\x01" in part or "\x02" in part for item in given_ones.items() for part in item
+def test_properties_that_cannot_be_decoded_again_are_refused(properties: dict[str, str]) -> None:
+    message = Message("t", b"", properties=properties)
+    is_invalid = any(
+        not part or "\x01" in part or "\x02" in part for item in properties.items() for part in item
     )
-    if is_bad:
+    if is_invalid:
         with pytest.raises(LocalProtocolError):
             properties_text(message, "k")
     else:
         assert (
-            given_ones.items() <= decode_properties(properties_text(message, "k").encode()).items()
+            properties.items() <= decode_properties(properties_text(message, "k").encode()).items()
         )
 
 
@@ -52,15 +52,15 @@ def test_fields_of_a_message_become_properties() -> None:
     message = Message(
         "t", b"", keys=["k1", "k2"], tags="x", sharding_key="s", properties={"a": "b"}
     )
-    found = decode_properties(properties_text(message, "id", {"more": "1"}).encode())
-    assert found == {
+    encoded = properties_text(message, "id", {"extra": "1"}).encode()
+    assert decode_properties(encoded) == {
         "UNIQ_KEY": "id",
         "WAIT": "true",
         "KEYS": "k1 k2",
         "TAGS": "x",
         "__SHARDINGKEY": "s",
         "a": "b",
-        "more": "1",
+        "extra": "1",
     }
 
 
@@ -96,33 +96,28 @@ def test_an_invalid_delay_is_refused(delay: dict[str, Any]) -> None:
         Message("t", b"", **delay)
 
 
-@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-def test_a_long_body_is_compressed(kind: str) -> None:
+@pytest.mark.parametrize("compression", ["zlib", "lz4", "zstd"])
+def test_a_long_body_is_compressed(compression: str) -> None:
     body = b"much the same " * 1000
-    packed = MessageEncoder(compress_above_bytes=4096, compression=kind).encode(
+    encoded = MessageEncoder(compress_above_bytes=4096, compression=compression).encode(
         Message("t", body), "t", "k", sys_flag=4
     )
-    assert len(packed.body) < len(body)
-    assert packed.sys_flag & sysflag.TRANSACTION_MASK == 4
-    assert sysflag.is_compressed(packed.sys_flag)
-    assert decompress_body(packed.body, packed.sys_flag, body_bytes_max=1 << 20) == body
+    assert len(encoded.body) < len(body)
+    assert encoded.sys_flag & record.TRANSACTION_MASK == 4
+    assert record.is_compressed(encoded.sys_flag)
+    assert decompress_body(encoded.body, encoded.sys_flag, body_bytes_max=1 << 20) == body
 
 
 def test_a_short_or_incompressible_body_is_not_compressed() -> None:
-    noise = bytes(range(256)) * 16  # 4,096: not over the limit
-    assert MessageEncoder().encode(Message("t", noise), "t", "k").body is noise
-    assert (
-        MessageEncoder(compress_above_bytes=10)
-        .encode(Message("t", b"no gain here"), "t", "k")
-        .sys_flag
-        == 0
-    )
-    assert (
-        MessageEncoder(compress_above_bytes=None)
-        .encode(Message("t", b"a" * 9999), "t", "k")
-        .sys_flag
-        == 0
-    )
+    at_limit = bytes(range(256)) * 16  # 4,096 bytes
+    assert MessageEncoder().encode(Message("t", at_limit), "t", "k").body is at_limit
+    eager = MessageEncoder(compress_above_bytes=10)
+    assert eager.encode(Message("t", b"no gain here"), "t", "k").sys_flag == 0
+
+
+def test_compression_can_be_disabled() -> None:
+    encoder = MessageEncoder(compress_above_bytes=None)
+    assert encoder.encode(Message("t", b"a" * 9999), "t", "k").sys_flag == 0
 
 
 def test_an_unknown_compression_is_refused() -> None:
@@ -152,9 +147,8 @@ def test_a_split_batch_contains_all_messages_in_order(bodies: list[bytes], bytes
     messages = [Message("t", body) for body in bodies]
     items = batch_entries(messages, (str(number) for number in range(99)), {"a": "b"})
     chunks = list(split_batch(items, bytes_max))
-    packed = [encode_batch_message("t", chunk, "") for chunk in chunks]
-    assert [bytes(item.body) for one in packed for item in decode_batch(one.body)] == bodies
-    assert all(
-        len(one.body) <= bytes_max or len(chunk) == 1
-        for one, chunk in zip(packed, chunks, strict=True)
-    )
+    encoded = [encode_batch_message("t", chunk, "") for chunk in chunks]
+    decoded = [item for batch in encoded for item in decode_batch(batch.body)]
+    assert [bytes(item.body) for item in decoded] == bodies
+    for batch, chunk in zip(encoded, chunks, strict=True):
+        assert len(batch.body) <= bytes_max or len(chunk) == 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from escrowmq import Message, MessageQueue, Producer
 from escrowmq.client.producer.sender import queue_for_key
-from escrowmq.client.routes import Route
+from escrowmq.client.topic_route import Route
 from escrowmq.errors import (
     ClientClosed,
     LocalProtocolError,
@@ -21,15 +21,10 @@ from escrowmq.errors import (
 from escrowmq.message.keys import java_hash
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.fake_cluster import SENDS, FakeCluster, no_response, refuse_with
+from tests.support.waiting import wait_until_async
 
 SEND = RequestCode.SEND_MESSAGE_V2
-SOON_S = 0.3
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+SHORT_TIMEOUT_S = 0.3
 
 
 async def test_a_broker_that_refuses_is_avoided_and_another_one_used() -> None:
@@ -47,7 +42,7 @@ async def test_a_slow_broker_is_avoided_although_it_responds() -> None:
         producer._sender.fault_tolerance.record_response("a", 2.0, producer._clock.elapsed_s())
         results = [await producer.send(Message("t", b"x")) for _ in range(8)]
         assert {result.queue.broker for result in results} == {"b"}
-        # An explicit queue is used although its broker is avoided, and a quick response ends that.
+        # A queue that the caller chose is used anyway, and a quick response ends the avoidance.
         assert (await producer.send(Message("t", b"x"), queue=queues["a"])).queue.broker == "a"
         results = [await producer.send(Message("t", b"x")) for _ in range(8)]
         assert {result.queue.broker for result in results} == {"a", "b"}
@@ -76,14 +71,14 @@ async def test_errors_that_are_not_retriable_are_not_retried() -> None:
         assert len(cluster["a"].received(*SENDS) + cluster["b"].received(*SENDS)) == 1
 
 
-async def test_a_missing_response_is_an_unknown_outcome_even_if_a_later_attempt_is_refused() -> (
-    None
-):
+async def test_a_missing_response_is_an_unknown_outcome_even_if_the_retry_is_refused() -> None:
     async with FakeCluster("a") as cluster:
         cluster["a"].responders[SEND] = no_response
-        async with Producer(cluster.address, group="g", timeout_s=SOON_S, retries=1) as producer:
+        async with Producer(
+            cluster.address, group="g", timeout_s=SHORT_TIMEOUT_S, retries=1
+        ) as producer:
             sending = asyncio.ensure_future(producer.send(Message("t", b"x")))
-            await until(lambda: bool(cluster["a"].received(*SENDS)))
+            await wait_until_async(lambda: bool(cluster["a"].received(*SENDS)))
             cluster["a"].responders[SEND] = refuse_with(ResponseCode.SYSTEM_BUSY)
             with pytest.raises(OutcomeUnknown) as failed:
                 await sending
@@ -103,9 +98,8 @@ async def test_a_broken_connection_is_an_unknown_outcome_and_is_opened_again() -
         del cluster["a"].responders[SEND]
         await producer.send(Message("t", b"x"))
         assert len(cluster["a"].transports) == 2
-        assert (
-            len(cluster["a"].received(RequestCode.HEART_BEAT)) == 2
-        )  # it registers before it sends
+        # The producer registers on a new connection before it sends.
+        assert len(cluster["a"].received(RequestCode.HEART_BEAT)) == 2
 
 
 async def test_name_servers_that_are_down_are_skipped() -> None:
@@ -142,8 +136,10 @@ async def test_routes_are_refreshed_and_heartbeats_sent_in_the_background() -> N
         async with Producer(cluster.address, group="g", heartbeat_s=0.05) as producer:
             await producer.send(Message("t", b"x"))
             cluster["b"].is_listed = True
-            beats = len(cluster["a"].received(RequestCode.HEART_BEAT))
-            await until(lambda: len(cluster["a"].received(RequestCode.HEART_BEAT)) > beats + 1)
+            count = len(cluster["a"].received(RequestCode.HEART_BEAT))
+            await wait_until_async(
+                lambda: len(cluster["a"].received(RequestCode.HEART_BEAT)) > count + 1
+            )
             assert {queue.broker for queue in await producer.queues("t")} == {"a", "b"}
             cluster.is_silent = True  # the cached route is used
             await producer.send(Message("t", b"x"))
@@ -162,7 +158,8 @@ async def test_a_sharding_key_keeps_its_queue_while_the_route_does_not_change() 
             await producer.send(message)
         del owner.responders[SEND]
         assert (await producer.send(message)).queue == first
-        owner.is_listed = False  # its broker is gone: the keys move to the other queues
+        owner.is_listed = False  # the route changes: its keys move to the other queues
+        # Private: clients refresh their routes only every half minute.
         await producer._routes.refresh()
         moved = (await producer.send(message)).queue
         assert moved.broker != first.broker
@@ -180,50 +177,54 @@ def test_a_sharding_key_selects_the_queue_that_a_java_client_selects(key: str) -
     assert queue_for_key(key, Route("t", queues, queues, {}, {})).queue_id == expected
 
 
-def test_a_sharding_key_of_a_topic_that_does_not_exist_yet_selects_one_broker() -> None:
+def test_a_sharding_key_keeps_its_queue_when_its_topic_is_created() -> None:
+    """The first send creates the topic on one broker only."""
     queues = tuple(MessageQueue("t", broker, number) for broker in "ab" for number in range(4))
-    made = queue_for_key("k", Route("t", queues, queues, {}, {}, is_template=True))
-    there = queue_for_key("k", Route("t", queues[:4], queues[:4], {}, {}))
-    assert made == there
+    before = queue_for_key("k", Route("t", queues, queues, {}, {}, is_template=True))
+    after = queue_for_key("k", Route("t", queues[:4], queues[:4], {}, {}))
+    assert before == after
 
 
 async def test_a_selector_must_choose_one_of_the_queues() -> None:
-    seen: list[Sequence[MessageQueue]] = []
+    offered: list[Sequence[MessageQueue]] = []
 
-    def last(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-        seen.append(queues)
+    def select_last(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
+        offered.append(queues)
         return queues[-1]
 
     async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
-        result = await producer.send(Message("t", b"x"), queue=last)
+        result = await producer.send(Message("t", b"x"), queue=select_last)
         assert (result.queue.broker, result.queue.queue_id) == ("b", 3)
-        assert len(seen[0]) == 8
+        assert len(offered[0]) == 8
         with pytest.raises(LocalProtocolError, match="no writable queue 9 on broker a"):
             await producer.send(Message("t", b"x"), queue=MessageQueue("t", "a", 9))
 
 
-async def test_a_batch_that_fails_in_the_middle_returns_what_is_stored() -> None:
+async def test_a_batch_that_fails_in_the_middle_returns_the_results_of_its_first_part() -> None:
     async with FakeCluster("a") as cluster:
         options = {"batch_bytes_max": 200, "retries": 0}
         async with Producer(cluster.address, group="g", **options) as producer:  # type: ignore[arg-type]
-            stored = iter([True, False])
-            cluster["a"].responders[RequestCode.SEND_BATCH_MESSAGE] = lambda request: (
-                cluster["a"].store_response(request)
-                if next(stored)
-                else refuse_with(ResponseCode.MESSAGE_ILLEGAL)(request)
-            )
-            with pytest.raises(PartialSend) as partly:
+            refuse = refuse_with(ResponseCode.MESSAGE_ILLEGAL)
+            responders = iter([cluster["a"].store_response, refuse])
+            cluster["a"].responders[RequestCode.SEND_BATCH_MESSAGE] = lambda request: next(
+                responders
+            )(request)
+            with pytest.raises(PartialSend) as failed:
                 await producer.send_batch([Message("t", b"x" * 100) for _ in range(3)])
-        assert len(partly.value.results) == 1
-        assert isinstance(partly.value.cause, RequestRefused)
+        assert len(failed.value.results) == 1
+        assert isinstance(failed.value.cause, RequestRefused)
 
 
-async def test_a_producer_with_a_checker_registers_with_all_brokers_again_if_one_returns() -> None:
+async def test_a_producer_with_a_checker_registers_with_all_brokers_and_after_reconnecting() -> (
+    None
+):
     async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
         producer.checker(name="n")(lambda message: None)
-        await until(lambda: all(cluster[name].received(RequestCode.HEART_BEAT) for name in "ab"))
+        await wait_until_async(
+            lambda: all(cluster[name].received(RequestCode.HEART_BEAT) for name in "ab")
+        )
         cluster["b"].transports[0].abort()
-        await until(lambda: len(cluster["b"].received(RequestCode.HEART_BEAT)) == 2)
+        await wait_until_async(lambda: len(cluster["b"].received(RequestCode.HEART_BEAT)) == 2)
 
 
 async def test_heartbeats_continue_while_one_broker_is_down() -> None:
@@ -231,7 +232,7 @@ async def test_heartbeats_continue_while_one_broker_is_down() -> None:
         cluster["b"].address = "127.0.0.1:1"
         async with Producer(cluster.address, group="g", heartbeat_s=0.05) as producer:
             producer.checker("*")(lambda message: None)
-            await until(lambda: len(cluster["a"].received(RequestCode.HEART_BEAT)) > 3)
+            await wait_until_async(lambda: len(cluster["a"].received(RequestCode.HEART_BEAT)) > 3)
 
 
 async def test_a_closed_client_raises_client_closed() -> None:
@@ -246,12 +247,12 @@ async def test_a_closed_client_raises_client_closed() -> None:
 async def test_the_sends_of_one_turn_are_written_together() -> None:
     async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
         await producer.send(Message("t", b"x"))
-        # Private: the request goes past the public API.
+        # Private: no public method shows what waits to be written.
         connection = producer._heartbeat.ready_connection(cluster["a"].address)
         assert connection is not None
         sending = [asyncio.ensure_future(producer.send(Message("t", b"x"))) for _ in range(20)]
         await asyncio.sleep(0)
         assert len(connection._outgoing) == 19  # the first one was written at once
         await asyncio.gather(*sending)
-        # Private: what stays in memory has no public view.
+        # Private, for the same reason.
         assert not connection._outgoing

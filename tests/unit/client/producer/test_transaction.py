@@ -1,8 +1,7 @@
-"""End requests to RocketMQ brokers that lose responses, refuse or stop; and listeners."""
+"""End requests to brokers that lose responses, refuse or stop; and transaction listeners."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -22,10 +21,11 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_success
 from tests.support.fake_cluster import SENDS, FakeCluster, no_response, refuse_with
+from tests.support.waiting import wait_until_async
 
 END, END_MANY = RequestCode.END_TRANSACTION, RequestCode.END_TRANSACTIONS
 SEND = RequestCode.SEND_MESSAGE_V2
-SOON_S = 0.3
+SHORT_TIMEOUT_S = 0.3
 
 
 def verdicts(cluster: FakeCluster, name: str = "a") -> list[int]:
@@ -47,7 +47,7 @@ async def test_a_commit_without_a_response_is_not_repeated_on_rocketmq() -> None
     async with FakeCluster("a") as cluster:
         cluster["a"].responders[END] = no_response
         async with (
-            Producer(cluster.address, group="g", timeout_s=SOON_S) as producer,
+            Producer(cluster.address, group="g", timeout_s=SHORT_TIMEOUT_S) as producer,
             producer.transaction(Message("t", b"x")) as tx,
         ):
             pass
@@ -60,10 +60,10 @@ async def test_a_commit_without_a_response_is_not_repeated_on_rocketmq() -> None
 
 async def test_a_rollback_without_a_response_is_repeated() -> None:
     async with FakeCluster("a") as cluster:
-        answers = iter([no_response, encode_success])
-        cluster["a"].responders[END] = lambda request: next(answers)(request)
+        responses = iter([no_response, encode_success])
+        cluster["a"].responders[END] = lambda request: next(responses)(request)
         async with (
-            Producer(cluster.address, group="g", timeout_s=SOON_S) as producer,
+            Producer(cluster.address, group="g", timeout_s=SHORT_TIMEOUT_S) as producer,
             producer.transaction(Message("t", b"x")) as tx,
         ):
             raise Rollback
@@ -74,8 +74,8 @@ async def test_a_rollback_without_a_response_is_repeated() -> None:
 
 async def test_acknowledged_ends_are_not_repeated_when_a_later_one_is_busy() -> None:
     async with FakeCluster("a") as cluster:
-        answers = iter([encode_success, refuse_with(ResponseCode.SYSTEM_BUSY), encode_success])
-        cluster["a"].responders[END] = lambda request: next(answers)(request)
+        responses = iter([encode_success, refuse_with(ResponseCode.SYSTEM_BUSY), encode_success])
+        cluster["a"].responders[END] = lambda request: next(responses)(request)
         async with (
             Producer(cluster.address, group="g") as producer,
             producer.transaction(Message("t", b"1")) as tx,
@@ -83,18 +83,20 @@ async def test_acknowledged_ends_are_not_repeated_when_a_later_one_is_busy() -> 
             await tx.send(Message("t", b"2"))
         assert tx.outcome is not None
         assert tx.outcome.acknowledged
-        places = [request.head.fields.commit_log_offset for request in cluster["a"].received(END)]
-        assert len(places) == 3
-        assert len(set(places)) == 2
+        log_offsets = [
+            request.head.fields.commit_log_offset for request in cluster["a"].received(END)
+        ]
+        assert len(log_offsets) == 3
+        assert len(set(log_offsets)) == 2
 
 
-async def test_an_escrowmq_broker_gets_one_end_for_all_halves_repeated_if_needed() -> None:
+async def test_an_escrowmq_broker_gets_one_end_for_all_halves_and_it_is_repeated() -> None:
     async with FakeCluster("a") as cluster:
         cluster["a"].responders[RequestCode.QUERY_WRITER] = encode_success
-        answers = iter([no_response, encode_success])
-        cluster["a"].responders[END_MANY] = lambda request: next(answers)(request)
+        responses = iter([no_response, encode_success])
+        cluster["a"].responders[END_MANY] = lambda request: next(responses)(request)
         async with (
-            Producer(cluster.address, group="g", timeout_s=SOON_S) as producer,
+            Producer(cluster.address, group="g", timeout_s=SHORT_TIMEOUT_S) as producer,
             producer.transaction(Message("t", b"1")) as tx,
         ):
             await tx.send(Message("t", b"2"))
@@ -146,14 +148,14 @@ async def test_a_half_that_is_not_durable_is_rolled_back_before_the_block(code: 
         assert verdicts(cluster) == [12]
 
 
-async def test_a_half_has_no_delay_on_rocketmq_and_keeps_it_on_escrowmq() -> None:
+async def test_the_delay_of_a_half_is_sent_only_to_escrowmq() -> None:
     async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
         async with producer.transaction(Message("t", b"x", delay_level=3)):
             pass
         await producer.send(Message("t", b"x", delay_level=3))
-        half, plain = cluster["a"].received(*SENDS)
+        half, ordinary = cluster["a"].received(*SENDS)
         assert "DELAY" not in half.head.fields.properties
-        assert "DELAY\x013" in plain.head.fields.properties
+        assert "DELAY\x013" in ordinary.head.fields.properties
     async with FakeCluster("a") as cluster:
         cluster["a"].responders[RequestCode.QUERY_WRITER] = encode_success
         async with (
@@ -168,10 +170,10 @@ async def test_a_half_has_no_delay_on_rocketmq_and_keeps_it_on_escrowmq() -> Non
 
 
 class FixedListener(TransactionListener):
-    """Returns or raises what it was created with, and records its calls."""
+    """A listener that returns or raises a fixed result, and records its calls."""
 
-    def __init__(self, returned: Any) -> None:
-        self.result = returned
+    def __init__(self, result: Any) -> None:
+        self.result = result
         self.executed: list[tuple[Message, Any]] = []
 
     def execute_local_transaction(self, message: Message, arg: Any) -> Any:
@@ -185,11 +187,13 @@ class FixedListener(TransactionListener):
 
 
 class AsyncFixedListener(FixedListener):
+    """The same with a coroutine."""
+
     async def execute_local_transaction(self, message: Message, arg: Any) -> Any:
         return super().execute_local_transaction(message, arg)
 
 
-@pytest.mark.parametrize("kind", [FixedListener, AsyncFixedListener])
+@pytest.mark.parametrize("listener_type", [FixedListener, AsyncFixedListener])
 @pytest.mark.parametrize(
     ("returned", "state", "sent_verdict"),
     [
@@ -204,17 +208,16 @@ class AsyncFixedListener(FixedListener):
     ids=str,
 )
 async def test_the_verdict_of_the_listener_is_sent(
-    kind: type[FixedListener], returned: Any, state: Verdict, sent_verdict: int
+    listener_type: type[FixedListener], returned: Any, state: Verdict, sent_verdict: int
 ) -> None:
-    listener = kind(returned)
+    listener = listener_type(returned)
     async with (
         FakeCluster("a") as cluster,
         TransactionProducer(cluster.address, group="g", listener=listener) as producer,
     ):
         result = await producer.send_in_transaction(Message("t", b"x"), arg=7)
-        async with asyncio.timeout(20):
-            while not cluster["a"].received(END):  # noqa: ASYNC110  # a one-way request takes a moment
-                await asyncio.sleep(0.01)
+        # The end is one-way if the verdict is UNKNOWN, so it may arrive later.
+        await wait_until_async(lambda: cluster["a"].received(END))
     [(message, arg)] = listener.executed
     assert arg == 7
     assert message.transaction_id == result.transaction_id == result.message_id

@@ -19,7 +19,7 @@ END = RequestCode.END_TRANSACTION
 
 
 class FirstEndUnanswered:
-    """Responds to every end except the first, and sets an event when that one arrives."""
+    """A responder that ignores the first end, and sets an event when it arrives."""
 
     def __init__(self) -> None:
         self.arrived = asyncio.Event()
@@ -33,10 +33,10 @@ class FirstEndUnanswered:
 
 async def test_a_send_is_refused_while_the_end_is_in_progress() -> None:
     async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
-        answering = cluster["a"].responders[END] = FirstEndUnanswered()
+        responder = cluster["a"].responders[END] = FirstEndUnanswered()
         async with producer.transaction(Message("t", b"1")) as transaction:
             ending = asyncio.create_task(transaction.end(Verdict.ROLLBACK))
-            await answering.arrived.wait()
+            await responder.arrived.wait()
             with pytest.raises(TransactionConflict, match="has ended") as refusal:
                 await transaction.send(Message("t", b"2"))
             assert refusal.value.state == "rolled_back"
@@ -46,10 +46,10 @@ async def test_a_send_is_refused_while_the_end_is_in_progress() -> None:
 
 async def test_an_end_that_was_cancelled_is_not_followed_by_another_verdict() -> None:
     async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
-        answering = cluster["a"].responders[END] = FirstEndUnanswered()
+        responder = cluster["a"].responders[END] = FirstEndUnanswered()
         async with producer.transaction(Message("t", b"1")) as transaction:
             ending = asyncio.create_task(transaction.end(Verdict.ROLLBACK))
-            await answering.arrived.wait()
+            await responder.arrived.wait()
             await cancel(ending)
         ends = [request.head.fields.commit_or_rollback for request in cluster["a"].received(END)]
         assert ends == [Verdict.ROLLBACK.value]

@@ -1,4 +1,4 @@
-"""What SQL92 expressions match, rule by rule. The interop tests compare with RocketMQ."""
+"""SQL92 expressions: what they match, and which are refused. tests/interop asks RocketMQ too."""
 
 from __future__ import annotations
 
@@ -176,27 +176,28 @@ REFUSED = {
 
 
 def lines(table: str) -> list[str]:
+    """Return the expressions of a table."""
     return [line.strip() for line in table.strip().splitlines()]
 
 
 @pytest.mark.parametrize("expression", lines(MATCHES))
-def test_it_matches(expression: str) -> None:
+def test_an_expression_matches(expression: str) -> None:
     assert CompiledFilter(expression).matches(MESSAGE)
 
 
 @pytest.mark.parametrize("expression", lines(DOES_NOT))
-def test_it_does_not_match(expression: str) -> None:
+def test_an_expression_does_not_match(expression: str) -> None:
     assert not CompiledFilter(expression).matches(MESSAGE)
 
 
 @pytest.mark.parametrize("expression", list(REFUSED))
 def test_an_invalid_expression_is_refused_with_its_position(expression: str) -> None:
-    position, why = REFUSED[expression]
-    with pytest.raises(InvalidExpression) as caught:
+    position, reason = REFUSED[expression]
+    with pytest.raises(InvalidExpression) as refused:
         CompiledFilter(expression)
-    assert why in caught.value.reason
-    assert caught.value.position == position
-    assert f"at character {position}" in str(caught.value)
+    assert reason in refused.value.reason
+    assert refused.value.position == position
+    assert f"at character {position}" in str(refused.value)
 
 
 def test_a_comment_ends_with_its_line() -> None:
@@ -208,8 +209,8 @@ def test_encoded_properties_are_matched() -> None:
     assert not CompiledFilter("a = 5").matches_encoded(b"")
 
 
-def test_a_long_chain_is_as_deep_as_a_short_one() -> None:
+def test_a_long_chain_of_or_is_not_refused_as_nested() -> None:
     expression = " OR ".join(f"a = {number}" for number in range(1000))
-    made = CompiledFilter(expression)
-    assert made.matches({"a": "999"})
-    assert made.cost > 1000
+    message_filter = CompiledFilter(expression)
+    assert message_filter.matches({"a": "999"})
+    assert message_filter.cost > 1000

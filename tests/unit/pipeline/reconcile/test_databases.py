@@ -1,4 +1,4 @@
-"""What a task reads from a database: the rows as they are, many at a time."""
+"""Rows that a task reads from a database: their batches, and conversion to the column types."""
 
 import sqlite3
 from decimal import Decimal
@@ -17,17 +17,17 @@ def read(path: Path, query: str) -> list[pa.RecordBatch]:
     return list(reader.read(iter([numbers])))
 
 
-def test_rows_come_thousands_at_a_time(tmp_path: Path) -> None:
+def test_rows_are_read_in_batches(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.db") as database:
         database.execute("CREATE TABLE t (n INTEGER)")
         rows = range(2 * FETCH_ROWS + 5)
         database.executemany("INSERT INTO t VALUES (?)", [(n,) for n in rows])
-    found = read(tmp_path / "a.db", "SELECT 'x' AS name, n, 1 AS amount FROM t ORDER BY n")
-    assert [batch.num_rows for batch in found] == [FETCH_ROWS, FETCH_ROWS, 5]
-    assert [n for batch in found for n in batch.column("n").to_pylist()] == list(rows)
+    batches = read(tmp_path / "a.db", "SELECT 'x' AS name, n, 1 AS amount FROM t ORDER BY n")
+    assert [batch.num_rows for batch in batches] == [FETCH_ROWS, FETCH_ROWS, 5]
+    assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(rows)
 
 
-def test_values_of_another_kind_are_made_what_the_column_is(tmp_path: Path) -> None:
+def test_values_of_another_type_are_converted_to_that_of_the_column(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "a.db").close()
     rows = "('a', 1, '2.5'), (7, '8', 9), (NULL, NULL, NULL)"
     query = f"SELECT column1 AS name, column2 AS n, column3 AS amount FROM (VALUES {rows})"

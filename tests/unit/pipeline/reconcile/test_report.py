@@ -1,4 +1,4 @@
-"""The HTML report: verdict first, all data escaped, nothing loaded from elsewhere."""
+"""The HTML report: the verdict is first, all data is escaped, and nothing is loaded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def summary(**differences: int) -> ReconcileSummary:
 
 
 class _OpenTags(HTMLParser):
-    """Collects the tags that are opened and not closed."""
+    """A parser that collects the tags that are opened and not closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,13 +77,13 @@ def test_report_is_complete_and_loads_nothing() -> None:
 
 
 def test_data_is_escaped_everywhere() -> None:
-    shown = summary(stranded=1)
-    shown.groups, shown.consumers = ["<b>"], {"<i>": ["<u>"]}
-    page = render_html(shown, [dict.fromkeys(DIFFERENCE, "<script>")], title="<em>")
+    hostile = summary(stranded=1)
+    hostile.groups, hostile.consumers = ["<b>"], {"<i>": ["<u>"]}
+    page = render_html(hostile, [dict.fromkeys(DIFFERENCE, "<script>")], title="<em>")
     assert not re.search(r"<(b|i|u|em|script)>", page)
     assert page.count("&lt;script&gt;") == len(DIFFERENCE)
-    assert page.count("&lt;em&gt;") == 2  # the title of the document and the line above the verdict
-    assert "bank &amp; co" in render_html(shown, [DIFFERENCE])
+    assert page.count("&lt;em&gt;") == 2  # in the title and above the verdict
+    assert "bank &amp; co" in render_html(hostile, [DIFFERENCE])
 
 
 def test_missing_values_are_shown_as_empty_cells() -> None:

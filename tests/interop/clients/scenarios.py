@@ -1,4 +1,4 @@
-"""Let one client play one scenario in a process of its own, and keep what it told."""
+"""Run a scenario with a client of another project, in its own process, and collect its events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from tests.interop.clients import environments
 from tests.interop.clients.environments import HERE
 
-LIMIT_S = 100  # of one process, whatever it waits for
+TIMEOUT_S = 100  # of a driver process
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +26,35 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ThirdParty:
-    """A client that others wrote: what it is, and how its driver is started."""
+    """A client of another project, and the command that starts its driver."""
 
     name: str
     prepare: Callable[[], Command]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a driver said, line by line."""
+class ScenarioResult:
+    """The events that a driver reported, in order."""
 
-    lines: list[dict[str, Any]]
-    rest: str  # what it, or the client, wrote besides
-    ended: str
+    events: list[dict[str, Any]]
+    other_output: str  # other output of the driver and of the client
+    exit_status: str
 
     def all(self, event: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line["event"] == event]
+        """Return the events with this name."""
+        return [entry for entry in self.events if entry["event"] == event]
 
     @property
     def sent(self) -> list[dict[str, Any]]:
         return self.all("sent")
 
     @property
-    def got(self) -> list[dict[str, Any]]:
-        return self.all("got")
+    def received(self) -> list[dict[str, Any]]:
+        return self.all("received")
 
     def __str__(self) -> str:
-        shown = [str(line)[:400] for line in self.lines]
-        return "\n".join([*shown, f"({self.ended})", self.rest[-3000:]])
+        lines = [str(event)[:400] for event in self.events]
+        return "\n".join([*lines, f"({self.exit_status})", self.other_output[-3000:]])
 
 
 def _java(version: str) -> ThirdParty:
@@ -63,9 +64,9 @@ def _java(version: str) -> ThirdParty:
     return ThirdParty(f"java-{version}", prepare)
 
 
-def _python(name: str, *wanted: str, library_of: str = "") -> ThirdParty:
+def _python(name: str, requirement: str, *, library_of: str = "") -> ThirdParty:
     def prepare() -> Command:
-        python = environments.python(name.lower(), wanted, library_of)
+        python = environments.python(name, [requirement], library_of)
         return Command([*python, str(HERE / "python" / "driver.py"), name])
 
     return ThirdParty(name, prepare)
@@ -73,7 +74,7 @@ def _python(name: str, *wanted: str, library_of: str = "") -> ThirdParty:
 
 def _node(name: str, package: str) -> ThirdParty:
     def prepare() -> Command:
-        node, variables = environments.node(name.lower(), package)
+        node, variables = environments.node(name, package)
         return Command([*node, str(HERE / "node" / "driver.js"), name], variables)
 
     return ThirdParty(name, prepare)
@@ -98,17 +99,21 @@ CLIENTS = {
     for client in (
         _java("5.5.0"),
         _java("4.9.7"),
-        _python("A", "rocketmq-client-python==2.0.0", library_of="rocketmq-python-cvs==2.1.0.3"),
-        _python("B", "rocketmq==0.4.4"),
-        _node("C", "rocketmq-nodejs@1.1.2"),
-        _node("D", "ali-ons@3.12.0"),
+        _python(
+            "rocketmq-client-python",
+            "rocketmq-client-python==2.0.0",
+            library_of="rocketmq-python-cvs==2.1.0.3",
+        ),
+        _python("rocketmq", "rocketmq==0.4.4"),
+        _node("rocketmq-nodejs", "rocketmq-nodejs@1.1.2"),
+        _node("ali-ons", "ali-ons@3.12.0"),
         _spring("2.3.5"),
-        _go(),
+        _go(),  # the version is that of go.mod
     )
 }
 
 
-def play(
+def run_scenario(
     client: str,
     scenario: str,
     *,
@@ -117,17 +122,21 @@ def play(
     group: str,
     directory: Path,
     java_options: Sequence[str] = (),
-    keys: tuple[str, str] | None = None,
-) -> Told:
-    """Raises `environments.Unavailable` if the client cannot run here. `keys`: its account."""
+    credentials: tuple[str, str] | None = None,
+) -> ScenarioResult:
+    """Run a scenario and return its events. Raises Unavailable if the client cannot run here.
+
+    With `credentials`, an access key and a secret key, the client signs its requests.
+    """
     command = CLIENTS[client].prepare()
     directory.mkdir(parents=True, exist_ok=True)
     arguments = [*command.arguments, namesrv, topic, group, scenario]
     if arguments[0] == "java":
         arguments[1:1] = [f"-Duser.home={directory}", *java_options]
     account = {}
-    if keys is not None:
-        account = {"INTEROP_ACCESS_KEY": keys[0], "INTEROP_SECRET_KEY": keys[1]}
+    if credentials is not None:
+        access_key, secret_key = credentials
+        account = {"INTEROP_ACCESS_KEY": access_key, "INTEROP_SECRET_KEY": secret_key}
     process = subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -138,32 +147,34 @@ def play(
         start_new_session=True,
     )
     try:
-        output, errors = process.communicate(timeout=LIMIT_S)
-        ended = f"ended with {process.returncode}"
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+        exit_status = f"exited with {process.returncode}"
     except subprocess.TimeoutExpired:
         _kill(process)
         output, errors = process.communicate()
-        ended = f"killed after {LIMIT_S} s"
+        exit_status = f"killed after {TIMEOUT_S} s"
     finally:
         _kill(process)
-    lines, rest = _sorted(output.decode(errors="replace"))
-    return Told(lines, rest + errors.decode(errors="replace"), ended)
+    events, other_output = _split_output(output.decode(errors="replace"))
+    other_output += errors.decode(errors="replace")
+    return ScenarioResult(events, other_output, exit_status)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # what it started may outlive it
+    # Kills the whole process group, because children of the driver may outlive it.
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _sorted(output: str) -> tuple[list[dict[str, Any]], str]:
-    """Our lines, and the others: the clients' libraries write to the same place."""
-    lines, rest = [], []
+def _split_output(output: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the events of the driver, and the lines that the libraries of the client wrote."""
+    events, other_lines = [], []
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
-            told = json.loads(line)
-            if isinstance(told, dict) and "event" in told:
-                lines.append(told)
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event:
+                events.append(event)
                 continue
-        rest.append(line)
-    return lines, "\n".join(rest)
+        other_lines.append(line)
+    return events, "\n".join(other_lines)

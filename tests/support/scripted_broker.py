@@ -1,6 +1,6 @@
-"""A broker for tests of escrowmq.admin: responses by request code, over a real socket.
+"""A broker for tests of escrowmq.admin that responds by request code, over a real socket.
 
-with FakeBroker() as broker, broker.cluster() as cluster:
+with ScriptedBroker() as broker, broker.cluster() as cluster:
     broker.responses[RequestCode.GET_BROKER_CONFIG] = lambda request: encode_response(...)
 """
 
@@ -18,14 +18,16 @@ from escrowmq.remoting.responses import encode_response
 from tests.support.scripted_server import Respond, ScriptedServer
 
 
-class FakeBroker:
+class ScriptedBroker:
+    """A broker whose responses a test sets."""
+
     def __init__(self) -> None:
         self.responses: dict[int, Respond] = {}
         self._server = ScriptedServer(self._respond)
         self.address = self._server.address
         self.requests = self._server.requests
 
-    def __enter__(self) -> FakeBroker:
+    def __enter__(self) -> ScriptedBroker:
         self._server.__enter__()
         return self
 
@@ -44,13 +46,13 @@ class FakeBroker:
         self._server.disconnect_all()
 
     def serve_topic(self, topic: str, *bounds: tuple[int, int]) -> None:
-        """Answer questions about one topic, whose queues have these first and end offsets."""
+        """Respond to statistics requests for a topic. `bounds` has (first, end) of each queue."""
 
         def respond(request: Request[Any]) -> bytes:
             if request.head.fields.topic != topic:
                 return encode_response(request, code=ResponseCode.TOPIC_NOT_EXIST, remark="none")
             table = {
-                queue(topic, number): TopicOffset(
+                queue_name(topic, number): TopicOffset(
                     min_offset=first, max_offset=end, last_update_timestamp=0
                 )
                 for number, (first, end) in enumerate(bounds)
@@ -63,7 +65,7 @@ class FakeBroker:
         return self.responses[request.head.code](request)
 
 
-def queue(topic: str, queue_id: int) -> QueueName:
+def queue_name(topic: str, queue_id: int) -> QueueName:
     return QueueName(topic=topic, broker_name="broker-a", queue_id=queue_id)
 
 
