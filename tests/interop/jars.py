@@ -56,6 +56,15 @@ def fetch(version: str) -> Path:
     return fetch_all(f"RocketMQ {version}", artifacts, _cache() / version)
 
 
+def fetch_spring_starter(version: str) -> Path:
+    """Return the directory with the Spring Boot starter and its jars. Raises Unavailable."""
+    _check_available()
+    starter = Artifact("org.apache.rocketmq", "rocketmq-spring-boot-starter", version)
+    return fetch_all(
+        f"The Spring Boot starter {version}", [starter], _cache() / f"spring-{version}"
+    )
+
+
 def _check_available() -> None:
     if reason := unavailable_reason():
         raise Unavailable(reason)

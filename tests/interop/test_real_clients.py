@@ -3,7 +3,8 @@
 Each client runs each of its scenarios in its own process, with its own broker. Clients that share
 code share mistakes, so these differ in language, age and authors: Apache's Java clients 4.9.7 and
 5.5.0, C++ libraries with wrappers for Python (`rocketmq-client-python`, `rocketmq`) and for Node.js
-(`rocketmq-nodejs`), and one written in JavaScript (`ali-ons`).
+(`rocketmq-nodejs`), one written in JavaScript (`ali-ons`), Apache's Go client, and the Spring Boot
+starter, which contains Java client 5.3.2.
 """
 
 from __future__ import annotations
@@ -292,9 +293,7 @@ JAVA: dict[str, Check] = {
     "transaction-group": checked_at_the_sender_or_its_group,
     "transaction-immunity": checked_after_the_immunity_time,
 }
-CPP_TRANSACTIONS = {
-    name: JAVA[name] for name in ("transaction", "transaction-check", "transaction-slow")
-}
+TRANSACTIONS = {name: JAVA[name] for name in ("transaction", "transaction-check")}
 
 
 def basic(*names: str) -> dict[str, Check]:
@@ -307,10 +306,13 @@ TABLE: dict[str, dict[str, Check]] = {
     "rocketmq-client-python": basic(
         "sync", "autocreate", "oneway", "big", "delay", "tags", "orderly", "broadcast", "retry"
     )
-    | CPP_TRANSACTIONS,
+    | TRANSACTIONS
+    | {"transaction-slow": committed_once_by_check_or_slow_transaction},
     "rocketmq": BASIC,
     "rocketmq-nodejs": basic("sync", "autocreate", "big", "tags", "retry"),
     "ali-ons": {**basic("sync", "big", "delay", "tags", "broadcast", "retry"), "sharded": in_order},
+    "spring-2.3.5": basic("sync", "tags", "orderly", "retry") | TRANSACTIONS,
+    "go-2.1.2": basic("sync", "autocreate", "tags", "orderly", "retry") | TRANSACTIONS,
 }
 IN_CI = {  # `make interop` runs the rest
     ("java-5.5.0", "sync"),
@@ -325,7 +327,7 @@ def cases() -> Iterator[Any]:
     for client, scenarios in TABLE.items():
         for scenario, check in scenarios.items():
             marks = [pytest.mark.slow]
-            if client.startswith("java"):
+            if client.startswith(("java", "spring")):
                 marks.append(pytest.mark.apache)
             if (client, scenario) not in IN_CI:
                 marks.append(pytest.mark.nightly)

@@ -22,28 +22,61 @@ from tests.interop.jars import Unavailable
 
 HERE = Path(__file__).parent
 JAVA = HERE / "java"
+SPRING = HERE / "spring"
+GO = HERE / "go"
 INSTALL_TIMEOUT_S = 600
 
 
 def java(version: str, driver: str = "Driver") -> list[str]:
     """Return the command that runs one of our Java drivers with the jars of Apache's client."""
+    return _java_driver(f"java-{version}", JAVA / f"{driver}.java", lambda: jars.fetch(version))
+
+
+def spring(version: str) -> list[str]:
+    """Return the command that runs our driver of the Spring Boot starter."""
+    source = SPRING / "SpringDriver.java"
+    return _java_driver(f"spring-{version}", source, lambda: jars.fetch_spring_starter(version))
+
+
+def _java_driver(name: str, source: Path, fetch: Callable[[], Path]) -> list[str]:
     compiler = shutil.which("javac")
     if compiler is None:
-        raise Unavailable("Java can run but not compile (no `javac` on the path)")
-    lib = jars.fetch(version)
-    source = JAVA / f"{driver}.java"
+        raise Unavailable("Java is missing or cannot compile (no `javac` on the path)")
+    lib = fetch()
     source_hash = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
 
     def compile_driver(home: Path) -> None:
         options = ["-nowarn", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(home)]
-        try:
-            _run([compiler, *options, str(source)])
-        except Unavailable as error:  # an error in the driver must not skip the test
-            raise AssertionError(f"{source.name} does not compile: {error}") from error
+        _compile(source, [compiler, *options, str(source)])
 
-    home = _cached(f"java-{version}-{source_hash}", compile_driver)
+    home = _cached(f"{name}-{source_hash}", compile_driver)
     options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"]
-    return ["java", *options, "-cp", f"{lib}/*{os.pathsep}{home}", driver]
+    return ["java", *options, "-cp", f"{lib}/*{os.pathsep}{home}", source.stem]
+
+
+def go() -> list[str]:
+    """Return the command that runs our driver of the Go client, built with its pinned modules."""
+    compiler = shutil.which("go")
+    if compiler is None:
+        raise Unavailable("Go is missing (no `go` on the path)")
+    source = GO / "driver.go"
+    inputs = [source, GO / "go.mod", GO / "go.sum"]
+
+    def compile_driver(home: Path) -> None:
+        home.mkdir()
+        _run([compiler, "-C", str(GO), "mod", "download"])
+        build = ["build", "-mod=readonly", "-o", str(home / "driver")]
+        _compile(source, [compiler, "-C", str(GO), *build])
+
+    home = _cached(f"go-{_digest(*(path.read_text() for path in inputs))}", compile_driver)
+    return [str(home / "driver")]
+
+
+def _compile(source: Path, command: Sequence[str]) -> None:
+    try:
+        _run(command)
+    except Unavailable as error:  # an error in the driver must not skip the test
+        raise AssertionError(f"{source.name} does not compile: {error}") from error
 
 
 def python(name: str, requirements: Sequence[str], library_of: str = "") -> list[str]:

@@ -80,6 +80,20 @@ def _node(name: str, package: str) -> ThirdParty:
     return ThirdParty(name, prepare)
 
 
+def _spring(version: str) -> ThirdParty:
+    def prepare() -> Command:
+        return Command(environments.spring(version))
+
+    return ThirdParty(f"spring-{version}", prepare)
+
+
+def _go() -> ThirdParty:
+    def prepare() -> Command:
+        return Command(environments.go())
+
+    return ThirdParty("go-2.1.2", prepare)
+
+
 CLIENTS = {
     client.name: client
     for client in (
@@ -93,6 +107,8 @@ CLIENTS = {
         _python("rocketmq", "rocketmq==0.4.4"),
         _node("rocketmq-nodejs", "rocketmq-nodejs@1.1.2"),
         _node("ali-ons", "ali-ons@3.12.0"),
+        _spring("2.3.5"),
+        _go(),  # the version is that of go.mod
     )
 }
 
