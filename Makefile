@@ -62,7 +62,7 @@ mutants: $(READY)  ## plant small mistakes in a copy of src, list those that no 
 	$(BIN)/python -m tests.mutants --count $(or $(COUNT),50) --seed $(or $(SEED),1) $(addprefix --package ,$(PACKAGES)) $(if $(TESTS),--tests $(TESTS))
 
 docs: $(READY)  ## write the generated tables of docs/
-	$(BIN)/python -m escrowmq.config
+	$(BIN)/python docs/generate.py
 
 lock:  ## resolve the development dependencies again
 	$(PYTHON) -m venv $(VENV)

@@ -31,7 +31,7 @@ from bench.broker import ResultTable
 from bench.generator import NoCompiler, built
 from bench.measure import QUICK, Plan, keep, keep_table, machine
 from bench.servers import HEAP, JVM
-from tests.interop.jars import find, java_release
+from tests.interop.jars import java_release, unavailable_reason
 
 
 def _spark_read(plan: Plan) -> ResultTable:
@@ -147,7 +147,7 @@ def kept_as(name: str, plan: Plan) -> str:
 
 
 def beside(plan: Plan) -> str:
-    reason = "as was wished" if plan.alone else find()
+    reason = "as was wished" if plan.alone else unavailable_reason()
     if reason:
         return f"without Apache RocketMQ: {reason}"
     return f"Apache RocketMQ on Java {java_release('java')} with {' '.join(JVM)}, heap {HEAP}"

@@ -19,7 +19,7 @@ from bench.generator import Load, LoadFailed, Outcome
 from bench.measure import Plan
 from bench.samples import directory
 from bench.servers import APACHE, OURS, Arena, Server, brokers, clients
-from tests.interop.remoting import COMMIT, Client, Refused
+from tests.interop.remoting import COMMIT, Client, ResponseError
 
 TOPIC = "bench-tx"
 VISIBLE_S = 10.0
@@ -74,8 +74,8 @@ def _refusal(producer: Client) -> str:
     producer.create_topic(TOPIC, queues=QUEUES)
     try:
         half = producer.send_half(TOPIC, b"does it?", {"UNIQ_KEY": unique})
-    except Refused as error:
-        return f"refuses halves: code {error.answer.code}, {error.answer.remark}"
+    except ResponseError as error:
+        return f"refuses halves: code {error.response.code}, {error.response.remark}"
     ended = producer.end_transaction(half, COMMIT, topic=TOPIC)
     return "" if ended.code == 0 else f"refuses commits: code {ended.code}, {ended.remark}"
 

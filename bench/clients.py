@@ -26,8 +26,7 @@ from bench.measure import Plan
 from bench.proxy import Proxied
 from bench.servers import EscrowMQ
 from tests.interop.clients import environments
-from tests.interop.jars import Unavailable as NoJars
-from tests.interop.jars import find
+from tests.interop.jars import Unavailable, unavailable_reason
 from tests.interop.remoting import Client as Remoting
 
 DRIVER: Final = Path(__file__).with_name("client_driver.py")
@@ -131,7 +130,7 @@ def rows(plan: Plan) -> ResultTable:
     ours, theirs = Client("ours"), cpp_clients()
     ours_there, grpc = Client("ours"), grpc_client()
     make_ready([*theirs, grpc])
-    lack = "as was wished" if plan.alone else find() or ""
+    lack = "as was wished" if plan.alone else unavailable_reason() or ""
     ours_there.lack = lack
     grpc.lack = grpc.lack or lack
     with tempfile.TemporaryDirectory(dir=os.environ.get("ESCROWMQ_BENCH_DIR")) as directory:
@@ -178,7 +177,7 @@ def make_ready(clients: Sequence[Client]) -> None:
     for client in clients:
         try:
             client.python()
-        except environments.Unavailable as error:
+        except Unavailable as error:
             client.lack = str(error)
 
 
@@ -194,7 +193,7 @@ def on_apache(ours: Client, grpc: Client, plan: Plan, directory: Path) -> None:
                 grpc_client().measure(load, server.grpc_address, warm, directory)
         places = [(ours, server.namesrv_address), (grpc, server.grpc_address)]
         take_turns(places, server.port, plan, directory)
-    except NoJars as error:
+    except Unavailable as error:
         ours.lack = grpc.lack = str(error)
     finally:
         server.stop()

@@ -123,7 +123,7 @@ class _Answering:
             return  # closed: the benchmark is over
 
     def _answer(self, checks: dict[str, str]) -> None:
-        self.caller.one_way(
+        self.caller.send_one_way(
             37,
             {
                 "producerGroup": GROUP,
@@ -171,7 +171,7 @@ def _log_bytes(path: Path) -> list[Sequence[str]]:
         began = _end(producer)
         time.sleep(5)
         grown = _end(producer) - began - _probe_bytes(producer)
-        checks = sum(1 for header, _ in producer.unasked if header["code"] == 39)
+        checks = sum(1 for header, _ in producer.pending_frames if header["code"] == 39)
     return [
         ("log for a committed 1 KiB message", f"{commit:,} bytes", "at most 2,740"),
         ("log for a check", f"{grown / checks:.0f} bytes", "at most 150"),

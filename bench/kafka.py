@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tests.interop.apache import BrokerFailed, Leashed
+from tests.interop.apache import ChildProcess, ProcessFailed
 from tests.interop.jars import Artifact, fetch_all
 from tests.support.ports import free_ports
 
@@ -51,7 +51,7 @@ class Kafka:
         self.directory = directory
         self.port, self._controller_port = free_ports(2)
         self._partitions = partitions
-        self._process: Leashed | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def address(self) -> str:
@@ -62,7 +62,7 @@ class Kafka:
         return [self._process.pid] if self._process is not None else []
 
     def start(self) -> None:
-        """Start Kafka. Raises Unavailable or BrokerFailed."""
+        """Start Kafka. Raises Unavailable or ProcessFailed."""
         jars = fetch_all(self.name, SERVER_JARS, _cache() / KAFKA)
         self.directory.mkdir(parents=True, exist_ok=True)
         settings = self.directory / "server.properties"
@@ -74,13 +74,13 @@ class Kafka:
             make, capture_output=True, text=True, timeout=FORMAT_S, check=False
         )
         if formatted.returncode != 0:
-            raise BrokerFailed(
+            raise ProcessFailed(
                 f"{self.name} cannot lay its store: {formatted.stdout}{formatted.stderr}"
             )
         command = [*java, "kafka.Kafka", str(settings)]
         output = self.directory / "kafka.out"
-        self._process = Leashed(command, name=self.name, output=output)
-        self._process.await_ready(self._listens)
+        self._process = ChildProcess(command, name=self.name, output=output)
+        self._process.wait_until_ready(self._listens)
 
     def stop(self) -> None:
         if self._process is not None:

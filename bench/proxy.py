@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.servers import Apache
-from tests.interop.apache import Leashed, is_listening
+from tests.interop.apache import ChildProcess, is_listening
 from tests.support.ports import free_ports
 
 VERSION: Final = "5.5.0"
@@ -19,7 +19,7 @@ class Proxied(Apache):
     def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
         super().__init__(VERSION, directory, settings)
         self.grpc_port, self._remoting_port = free_ports(2)
-        self._proxy: Leashed | None = None
+        self._proxy: ChildProcess | None = None
 
     @property
     def grpc_address(self) -> str:
@@ -40,7 +40,7 @@ class Proxied(Apache):
         file.write_text(json.dumps(settings))
         main = "org.apache.rocketmq.proxy.ProxyStartup"
         proxy = self._java("proxy", "1g", main, "-pc", str(file), "-n", self.namesrv_address)
-        proxy.await_ready(lambda: is_listening(self.grpc_address))
+        proxy.wait_until_ready(lambda: is_listening(self.grpc_address))
         self._proxy = proxy
 
     def stop(self) -> None:

@@ -22,9 +22,9 @@ from typing import Final, Protocol
 
 from bench.generator import Load, Outcome, built, run
 from escrowmq.server.supervisor import PORT_STEP
-from tests.interop.apache import ApacheRocketMQ, Leashed
-from tests.interop.jars import VERSIONS, find
-from tests.interop.remoting import Client, Refused
+from tests.interop.apache import ApacheRocketMQ, ChildProcess
+from tests.interop.jars import VERSIONS, unavailable_reason
+from tests.interop.remoting import Client, ResponseError
 from tests.support.ports import free_ports
 
 OURS: Final = "EscrowMQ"
@@ -72,7 +72,7 @@ class EscrowMQ:
         self.ports = _ports_in_steps(brokers)
         (self._namesrv_port,) = free_ports(1)
         self._settings = dict(settings)
-        self._process: Leashed | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def port(self) -> int:
@@ -98,8 +98,8 @@ class EscrowMQ:
             *("--port", str(self.port), "--namesrv-port", str(self._namesrv_port)),
             *(("--brokers", str(len(self.ports))) if len(self.ports) > 1 else ()),
         ]
-        self._process = Leashed(command, name=self.name, output=self.directory / "serve.out")
-        self._process.await_ready(lambda: all(map(_answers, self.ports)))
+        self._process = ChildProcess(command, name=self.name, output=self.directory / "serve.out")
+        self._process.wait_until_ready(lambda: all(map(_answers, self.ports)))
 
     def stop(self) -> None:
         if self._process is not None:
@@ -207,7 +207,7 @@ def kinds(*, alone: bool = False) -> list[Callable[[Path, Mapping[str, object]],
     Each is created from its directory and its settings.
     """
     results: list[Callable[[Path, Mapping[str, object]], Server]] = [EscrowMQ]
-    if not alone and find() is None:
+    if not alone and unavailable_reason() is None:
         results += [partial(Apache, version) for version in APACHE]
     return results
 
@@ -263,7 +263,7 @@ def first_send_s(server: Server) -> float:
     starting.start()
     try:
         while time.perf_counter() - began < FIRST_SEND_S:
-            with contextlib.suppress(OSError, Refused), client(server, timeout_s=5) as sender:
+            with contextlib.suppress(OSError, ResponseError), client(server, timeout_s=5) as sender:
                 sender.send("bench-start", b"first")
                 return time.perf_counter() - began
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Rules of the papers that a machine can check: links, make targets, the changelog's version."""
+"""Rules of the documentation that a machine can check: links, make targets, versions, modules."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAPERS = sorted(
+from docs.generate import PAGES as GENERATED_PAGES
+from docs.generate import generate
+from tests.test_house import ROOT, assert_no_findings, format_finding
+
+PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (
         *ROOT.glob("*.md"),
@@ -21,32 +24,24 @@ PAPERS = sorted(
 MODULE_PATH = re.compile(r"`(?:src/escrowmq/)?((?:[a-z0-9_]+/)+[a-z0-9_]+\.py)(?:`|:)")
 
 
-def finding(path: Path, line: int, text: str) -> str:
-    return f"{path.relative_to(ROOT)}:{line}: {text}"
-
-
-def expect_none(findings: list[str]) -> None:
-    assert not findings, "\n" + "\n".join(findings)
-
-
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize(
-    "name", [*sorted(path.name for path in ROOT.glob("*.md")), ".ci/run", "Makefile"]
+    "page_name", [*sorted(path.name for path in ROOT.glob("*.md")), ".ci/run", "Makefile"]
 )
-def test_every_make_target_that_is_named_exists(name: str) -> None:
+def test_every_make_target_that_is_named_exists(page_name: str) -> None:
     targets = make_targets()
     findings = []
-    for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
+    for number, line in enumerate((ROOT / page_name).read_text().splitlines(), 1):
         for command in re.findall(r"(?:^|`|\$ |&& )make ((?:[a-z-]+ ?)+)", line.strip()):
             findings += [
-                finding(ROOT / name, number, f"there is no `make {target}`")
+                format_finding(ROOT / page_name, number, f"there is no `make {target}`")
                 for target in command.split()
                 if target not in targets
             ]
-    expect_none(findings)
+    assert_no_findings(findings)
 
 
 def test_every_make_target_has_a_description() -> None:
@@ -66,35 +61,43 @@ def test_the_changelog_and_the_version_agree() -> None:
     assert sections[1:2] in ([], [version])
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_links_between_the_papers_lead_somewhere(name: str) -> None:
-    paper, findings = ROOT / name, []
-    for number, line in enumerate(paper.read_text().splitlines(), 1):
+@pytest.mark.parametrize("page_name", PAGES)
+def test_links_between_pages_have_a_target(page_name: str) -> None:
+    page, findings = ROOT / page_name, []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
         for target, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", line):
             if "://" in target:
                 continue
-            path = paper.parent / target if target else paper
+            path = page.parent / target if target else page
             if not path.exists():
-                findings.append(finding(paper, number, f"{target} does not exist"))
+                findings.append(format_finding(page, number, f"{target} does not exist"))
             elif heading and heading not in headings(path):
-                findings.append(finding(paper, number, f"{target} has no heading {heading}"))
-    expect_none(findings)
+                findings.append(format_finding(page, number, f"{target} has no heading {heading}"))
+    assert_no_findings(findings)
 
 
-def headings(paper: Path) -> set[str]:
-    """Return the headings of a page as GitHub names them in links."""
-    lines = re.findall(r"^#+ (.*)$", paper.read_text(), re.MULTILINE)
+def headings(page: Path) -> set[str]:
+    """Return the headings of a page in the form that GitHub uses in links."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
 
 
-@pytest.mark.parametrize("name", [name for name in PAPERS if not name.startswith("bench/results")])
-def test_modules_that_the_papers_name_exist(name: str) -> None:
+@pytest.mark.parametrize(
+    "page_name", [name for name in PAGES if not name.startswith("bench/results")]
+)
+def test_modules_that_a_page_names_exist(page_name: str) -> None:
     bases = (ROOT, ROOT / "src" / "escrowmq")
     findings = []
-    for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
+    for number, line in enumerate((ROOT / page_name).read_text().splitlines(), 1):
         findings += [
-            finding(ROOT / name, number, f"there is no {module}")
+            format_finding(ROOT / page_name, number, f"there is no {module}")
             for module in MODULE_PATH.findall(line)
             if not any((base / module).exists() for base in bases)
         ]
-    expect_none(findings)
+    assert_no_findings(findings)
+
+
+@pytest.mark.parametrize("name", GENERATED_PAGES)
+def test_generated_tables_are_up_to_date(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text()
+    assert page == generate(page, GENERATED_PAGES[name]()), "run `make docs`"

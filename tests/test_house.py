@@ -1,6 +1,6 @@
-"""House rules of the source that a machine can check. Failures name file:line for a click.
+"""House rules of the source that a machine can check. A failure names file and line.
 
-The rules about papers (links, make targets, changelog) are in tests/test_docs.py.
+The rules about the documentation (links, make targets, changelog) are in tests/test_docs.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,12 +23,12 @@ SMALL_MODULE_LINES = 60
 CLOCK = SOURCE / "clock.py"
 CLOCK_MODULES = {"time", "datetime"}
 NATIVE_IMPORTERS = {"broker/native_turn.py", "escrow/half_table.py"}
-# The same face in another world: a user of blocking, sql or django expects the same name.
-FACE_MODULES = {"blocking.py", "sql", "django"}
-# Found by name: Django loads these, and Python runs these.
-FOUND_BY_NAME = {"__init__.py", "__main__.py", "apps.py", "models.py", "0001_initial.py"}
+# These repeat public names on purpose: a user of blocking, sql or django expects the same names.
+DUPLICATE_NAME_MODULES = {"blocking.py", "sql", "django"}
+# Python or Django loads these files by name, without an import.
+LOADED_BY_NAME = {"__init__.py", "__main__.py", "apps.py", "models.py", "0001_initial.py"}
 NOT_A_SENTENCE = re.compile(r"test_?\d*|test_[^_]+(_\d+)?")
-LEFT_TO_DO = re.compile(r"#.*\b(TOD[O]|FIXM[E]|XX[X]|HAC[K])\b")
+TODO_COMMENT = re.compile(r"#.*\b(TOD[O]|FIXM[E]|XX[X]|HAC[K])\b")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Rule = Callable[[Path, ast.Module], Iterator[str]]
@@ -37,7 +38,7 @@ def modules(root: Path) -> list[Path]:
     return sorted(root.rglob("*.py"))
 
 
-def finding(path: Path, line: int, text: str) -> str:
+def format_finding(path: Path, line: int, text: str) -> str:
     return f"{path.relative_to(ROOT)}:{line}: {text}"
 
 
@@ -50,7 +51,7 @@ def apply_rule(root: Path, rule: Rule) -> list[str]:
     return [line for path in modules(root) for line in rule(path, parse(path))]
 
 
-def expect_none(findings: list[str]) -> None:
+def assert_no_findings(findings: list[str]) -> None:
     assert not findings, "\n" + "\n".join(findings)
 
 
@@ -76,38 +77,40 @@ def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def missing_docstring(path: Path, tree: ast.Module) -> Iterator[str]:
     if not ast.get_docstring(tree) and path.read_text().strip():
-        yield finding(path, 1, "no module docstring")
+        yield format_finding(path, 1, "no module docstring")
 
 
 def test_every_module_has_a_docstring() -> None:
-    empty = [finding(path, 1, "empty") for path in modules(SOURCE) if not path.read_text().strip()]
-    expect_none(empty + apply_rule(SOURCE, missing_docstring))
+    empty = [
+        format_finding(path, 1, "empty") for path in modules(SOURCE) if not path.read_text().strip()
+    ]
+    assert_no_findings(empty + apply_rule(SOURCE, missing_docstring))
 
 
 def test_every_test_file_has_a_docstring() -> None:
-    expect_none(apply_rule(TESTS, missing_docstring))
+    assert_no_findings(apply_rule(TESTS, missing_docstring))
 
 
 def test_a_package_page_names_every_module_of_its_package() -> None:
     findings = []
-    for page in SOURCE.rglob("__init__.py"):
-        if page.parent.name == "migrations" or page.parent == SOURCE:
+    for init_file in SOURCE.rglob("__init__.py"):
+        if init_file.parent.name == "migrations" or init_file.parent == SOURCE:
             continue
-        text = ast.get_docstring(parse(page)) or ""
-        members = [p.name for p in page.parent.glob("*.py") if not p.name.startswith("__")]
-        members += [f"{p.parent.name}/" for p in page.parent.glob("*/__init__.py")]
+        text = ast.get_docstring(parse(init_file)) or ""
+        members = [p.name for p in init_file.parent.glob("*.py") if not p.name.startswith("__")]
+        members += [f"{p.parent.name}/" for p in init_file.parent.glob("*/__init__.py")]
         findings += [
-            finding(page, 1, f"the page does not name {member}")
+            format_finding(init_file, 1, f"the page does not name {member}")
             for member in members
             if member not in text and member != "migrations/"
         ]
-    expect_none(findings)
+    assert_no_findings(findings)
 
 
 def test_no_file_is_too_long() -> None:
-    expect_none(
+    assert_no_findings(
         [
-            finding(path, FILE_LINES_MAX, f"{lines} lines, at most {FILE_LINES_MAX}")
+            format_finding(path, FILE_LINES_MAX, f"{lines} lines, at most {FILE_LINES_MAX}")
             for path in modules(SOURCE)
             if (lines := path.read_text().count("\n")) > FILE_LINES_MAX
         ]
@@ -129,25 +132,27 @@ def long_functions(path: Path, tree: ast.Module) -> Iterator[str]:
     for function in functions(tree):
         if (lines := body_lines(function)) > FUNCTION_LINES_MAX:
             text = f"{function.name} has {lines} lines, at most {FUNCTION_LINES_MAX}"
-            yield finding(path, function.lineno, text)
+            yield format_finding(path, function.lineno, text)
 
 
 def test_no_function_is_too_long() -> None:
-    expect_none(apply_rule(SOURCE, long_functions))
+    assert_no_findings(apply_rule(SOURCE, long_functions))
 
 
 def test_a_small_module_has_more_than_one_importer() -> None:
-    # A module of a few lines that a single neighbour needs is a file to open for nothing.
+    # A few lines that a single module needs are easier to read in that module.
     names = {path: module_name(path) for path in modules(SOURCE)}
     importers: dict[str, set[Path]] = defaultdict(set)
     for path in [*names, *modules(SOURCE.parent / "pyspark_escrowmq")]:
         for _, name in imported_modules(parse(path)):
             importers[name].add(path)
-    expect_none(
+    assert_no_findings(
         [
-            finding(path, 1, f"{lines} lines and a single importer: merge it into {importer.name}")
+            format_finding(
+                path, 1, f"{lines} lines and a single importer: merge it into {importer.name}"
+            )
             for path, name in names.items()
-            if path.name not in FOUND_BY_NAME
+            if path.name not in LOADED_BY_NAME
             and (lines := path.read_text().count("\n")) < SMALL_MODULE_LINES
             and len(importers[name]) == 1
             for importer in importers[name]
@@ -160,83 +165,92 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_a_public_class_name_means_one_thing() -> None:
-    places: dict[str, list[str]] = defaultdict(list)
+def test_a_public_class_name_is_used_only_once() -> None:
+    findings_by_name: dict[str, list[str]] = defaultdict(list)
     for path in modules(SOURCE):
-        face = path.relative_to(SOURCE).parts[0] in FACE_MODULES
+        may_repeat_names = path.relative_to(SOURCE).parts[0] in DUPLICATE_NAME_MODULES
         for node in parse(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not face:
-                places[node.name].append(finding(path, node.lineno, node.name))
-    expect_none([place for same in places.values() if len(same) > 1 for place in same])
+            if (
+                isinstance(node, ast.ClassDef)
+                and not node.name.startswith("_")
+                and not may_repeat_names
+            ):
+                findings_by_name[node.name].append(format_finding(path, node.lineno, node.name))
+    duplicates = [findings for findings in findings_by_name.values() if len(findings) > 1]
+    assert_no_findings(list(chain.from_iterable(duplicates)))
 
 
-# --- what code may not do -------------------------------------------------------------------------
+# --- what code must not do ------------------------------------------------------------------------
 
 
 def ambient_clocks(path: Path, tree: ast.Module) -> Iterator[str]:
     for line, module in imported_modules(tree):
         if module in CLOCK_MODULES and path != CLOCK:
-            yield finding(path, line, f"imports {module}: take a Clock, or a reading of it")
+            yield format_finding(
+                path, line, f"imports {module}: take a Clock or a time as an argument"
+            )
 
 
 def test_time_is_an_argument() -> None:
-    expect_none(apply_rule(SOURCE, ambient_clocks))
+    assert_no_findings(apply_rule(SOURCE, ambient_clocks))
 
 
 def native_imports(path: Path, tree: ast.Module) -> Iterator[str]:
     for line, module in imported_modules(tree):
-        is_seam = path.relative_to(SOURCE).as_posix() in NATIVE_IMPORTERS
-        if module.partition(".")[0] == "escrowmq_native" and not is_seam:
-            yield finding(path, line, "imports escrowmq_native: only its two seams do")
+        is_allowed = path.relative_to(SOURCE).as_posix() in NATIVE_IMPORTERS
+        if module.partition(".")[0] == "escrowmq_native" and not is_allowed:
+            yield format_finding(path, line, "imports escrowmq_native: only NATIVE_IMPORTERS may")
 
 
-def test_the_native_module_has_two_seams() -> None:
-    expect_none(apply_rule(SOURCE, native_imports))
+def test_only_two_modules_import_the_native_module() -> None:
+    assert_no_findings(apply_rule(SOURCE, native_imports))
 
 
 def shadowed_builtins(path: Path, tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name in dir(builtins):
-            yield finding(path, node.lineno, f"{node.name} is a builtin")
+            yield format_finding(path, node.lineno, f"{node.name} is a builtin")
 
 
 def test_no_class_takes_the_name_of_a_builtin() -> None:
-    expect_none(apply_rule(SOURCE, shadowed_builtins))
+    assert_no_findings(apply_rule(SOURCE, shadowed_builtins))
 
 
-def left_to_do(path: Path, tree: ast.Module) -> Iterator[str]:
+def todo_comments(path: Path, tree: ast.Module) -> Iterator[str]:
     for number, text in enumerate(path.read_text().splitlines(), 1):
-        if LEFT_TO_DO.search(text):
-            yield finding(path, number, "do it, or write down why not")
+        if TODO_COMMENT.search(text):
+            yield format_finding(path, number, "do the work now, or explain why it is not needed")
 
 
 def test_no_comment_leaves_work_for_later() -> None:
-    expect_none(apply_rule(SOURCE, left_to_do) + apply_rule(TESTS, left_to_do))
+    assert_no_findings(apply_rule(SOURCE, todo_comments) + apply_rule(TESTS, todo_comments))
 
 
 def exceptions_elsewhere(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Private exceptions never leave their module, so they may stay there."""
+    """Yield public exceptions outside errors.py. Private ones never leave their module."""
     if path.name == "errors.py":
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
             if any(base == "Exception" or base.endswith("Error") for base in bases):
-                yield finding(path, node.lineno, f"{node.name} belongs into errors.py")
+                yield format_finding(path, node.lineno, f"{node.name} belongs in errors.py")
 
 
 def test_every_public_exception_is_in_errors_py() -> None:
-    expect_none(apply_rule(SOURCE, exceptions_elsewhere))
+    assert_no_findings(apply_rule(SOURCE, exceptions_elsewhere))
 
 
-def test_the_tree_in_errors_py_names_every_exception() -> None:
+def test_the_docstring_of_errors_py_lists_every_exception() -> None:
     tree = parse(SOURCE / "errors.py")
-    drawn = set(re.findall(r"^ *(\w+)", ast.get_docstring(tree) or "", re.MULTILINE))
-    expect_none(
+    listed = set(re.findall(r"^ *(\w+)", ast.get_docstring(tree) or "", re.MULTILINE))
+    assert_no_findings(
         [
-            finding(SOURCE / "errors.py", node.lineno, f"{node.name} is not in the drawn tree")
+            format_finding(
+                SOURCE / "errors.py", node.lineno, f"{node.name} is not in the docstring"
+            )
             for node in tree.body
-            if isinstance(node, ast.ClassDef) and node.name not in drawn
+            if isinstance(node, ast.ClassDef) and node.name not in listed
         ]
     )
 
@@ -247,49 +261,51 @@ def test_the_tree_in_errors_py_names_every_exception() -> None:
 def poor_test_names(path: Path, tree: ast.Module) -> Iterator[str]:
     for function in functions(tree):
         if function.name.startswith("test") and NOT_A_SENTENCE.fullmatch(function.name):
-            yield finding(path, function.lineno, f"{function.name} is not a sentence")
+            yield format_finding(path, function.lineno, f"{function.name} is not a sentence")
 
 
 def test_the_names_of_tests_are_sentences() -> None:
-    expect_none(apply_rule(TESTS, poor_test_names))
+    assert_no_findings(apply_rule(TESTS, poor_test_names))
 
 
 def hidden_tests(path: Path, tree: ast.Module) -> Iterator[str]:
-    """The second of two tests with one name replaces the first."""
+    """Yield tests that replace an earlier test of the same name."""
     lines: dict[str, int] = {}
     for node in tree.body:
         if isinstance(node, Function) and node.name.startswith("test_"):
             if node.name in lines:
-                text = f"{node.name} hides the one in line {lines[node.name]}"
-                yield finding(path, node.lineno, text)
+                text = f"{node.name} hides the test in line {lines[node.name]}"
+                yield format_finding(path, node.lineno, text)
             lines[node.name] = node.lineno
 
 
 def test_no_test_hides_another() -> None:
-    expect_none(apply_rule(TESTS, hidden_tests))
+    assert_no_findings(apply_rule(TESTS, hidden_tests))
 
 
 def mocks_and_sleeps(path: Path, tree: ast.Module) -> Iterator[str]:
     for line, module in imported_modules(tree):
         if module == "unittest.mock":
-            yield finding(path, line, "a mock: write a fake that keeps the promises")
+            yield format_finding(
+                path, line, "a mock: write a fake with the behaviour of the real thing"
+            )
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr="sleep")) if (
                 "interop" not in path.parts
             ):
-                yield finding(path, node.lineno, "a sleep: poll for the condition itself")
+                yield format_finding(path, node.lineno, "a sleep: poll for the condition")
 
 
 def test_tests_neither_mock_nor_sleep() -> None:
-    expect_none(apply_rule(TESTS, mocks_and_sleeps))
+    assert_no_findings(apply_rule(TESTS, mocks_and_sleeps))
 
 
 PUBLIC_UNDERSCORE_NAMES = {"_replace", "_asdict", "_fields", "_exit"}
 
 
 def unexplained_private_names(path: Path, tree: ast.Module) -> Iterator[str]:
-    """A private name of something else needs a comment, in its line or in the line above."""
+    """Yield uses of a private name of another object without a comment in the line or above it."""
     lines = path.read_text().split("\n")
     own_names = {function.name for function in functions(tree)}
     for node in ast.walk(tree):
@@ -306,15 +322,21 @@ def unexplained_private_names(path: Path, tree: ast.Module) -> Iterator[str]:
             ):
                 comments = lines[max(0, node.lineno - 2) : node.lineno]
                 if not any("#" in line for line in comments):
-                    yield finding(path, node.lineno, f"uses {name}: say why in a comment")
+                    yield format_finding(path, node.lineno, f"uses {name}: say why in a comment")
 
 
 def test_a_test_that_uses_a_private_name_says_why() -> None:
-    expect_none(apply_rule(TESTS, unexplained_private_names))
+    assert_no_findings(apply_rule(TESTS, unexplained_private_names))
 
 
 def test_every_folder_of_tests_is_a_package() -> None:
     # Two test files of the same name in different folders would clash otherwise.
     folders = {path.parent for path in modules(TESTS)}
-    pages = (folder / "__init__.py" for folder in folders)
-    expect_none([finding(page, 1, "missing") for page in pages if not page.exists()])
+    init_files = (folder / "__init__.py" for folder in folders)
+    assert_no_findings(
+        [
+            format_finding(init_file, 1, "missing")
+            for init_file in init_files
+            if not init_file.exists()
+        ]
+    )

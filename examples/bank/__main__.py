@@ -1,4 +1,5 @@
 """Bob pays Smith while processes are killed, decisions are lost and local transactions fail.
+Some transactions are stranded, and an operator explains, resumes and decides them.
 Then Spark reconciles the broker's records with the books of both banks.
 """
 
@@ -17,7 +18,16 @@ from rich.table import Table
 
 from escrowmq.errors import EscrowError
 from examples.bank.audit import audit, start_spark, verdict_table
-from examples.bank.banks import BOB, SMITH, BankComparison, compare_banks, database_url
+from examples.bank.banks import (
+    BOB,
+    RECEIPTS_TOPIC,
+    SMITH,
+    TOPIC,
+    BankComparison,
+    compare_banks,
+    database_url,
+)
+from examples.bank.branch import TRANSFER_COUNT
 from examples.bank.scenario import KillCounts, Scenario
 
 DEFAULT_DIRECTORY: Final = Path("escrowmq-demo")
@@ -88,7 +98,7 @@ def run_demo(scenario: Scenario, console: Console, *, with_spark: bool) -> bool:
                 progress.update(tried_task, completed=tried)
                 progress.update(credited_task, completed=credited)
 
-            scenario.run(show_progress)
+            scenario.run(show_progress, lambda line: progress.console.print(line, markup=False))
         books = compare_banks(scenario.bob, scenario.smith)
         console.print(_result_table(scenario, books))
         console.print(
@@ -126,20 +136,21 @@ def _run_audit(scenario: Scenario, comparison: BankComparison, console: Console)
 
 
 def _result_table(scenario: Scenario, comparison: BankComparison) -> Table:
-    committed, rolled_back = (
-        scenario.decided_count("committed"),
-        scenario.decided_count("rolled_back"),
-    )
+    receipts = scenario.message_count(RECEIPTS_TOPIC)
+    rolled_back = scenario.decided_count("rolled_back")
     checked = scenario.checked_count("committed"), scenario.checked_count("rolled_back")
     table = Table("result", "count", title="Bob pays Smith")
     table.columns[1].justify = "right"
     rows = (
-        ("transfers tried", scenario.transfers),
+        ("transfers tried, with those of the branch", scenario.transfers + TRANSFER_COUNT),
         ("debited at Bob's bank", comparison.debits),
         ("credited at Smith's bank", comparison.credits_booked),
-        ("messages committed", committed),
+        ("messages committed", scenario.decided_count("committed")),
+        ("  one for each debit", scenario.message_count(TOPIC)),
+        ("  and a receipt for some", receipts),
         ("messages rolled back", rolled_back),
         ("resolved by check-back", f"{sum(checked):,} ({checked[0]:,} committed)"),
+        ("stranded, then decided after all", scenario.stranded),
         ("processes killed with SIGKILL", _kills_text(scenario.kills)),
         ("still open", scenario.open_count()),
         ("messages lost", comparison.lost),

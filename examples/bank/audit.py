@@ -88,6 +88,7 @@ def verdict_table(summary: ReconcileSummary, comparison: BankComparison) -> Tabl
     )
     rows = (
         ("transactions in the ledger", f"{summary.transactions:,}"),
+        ("their messages", f"{summary.messages:,}"),
         ("committed", f"{summary.outcomes['committed']:,}"),
         ("rolled back", f"{summary.outcomes['rolled_back']:,}"),
         ("open or stranded", f"{summary.outcomes['open'] + summary.outcomes['stranded']:,}"),

@@ -35,6 +35,7 @@ from escrowmq.sql import metadata as escrow_tables
 BOB: Final = "bob"
 SMITH: Final = "smith"
 TOPIC: Final = "transfers"
+RECEIPTS_TOPIC: Final = "receipts"
 START_CENTS: Final = 1_000_000_000
 
 _tables = MetaData()

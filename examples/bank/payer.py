@@ -15,11 +15,12 @@ import threading
 import click
 from sqlalchemy.exc import OperationalError
 
-from escrowmq import Message, Rollback, Verdict
+from escrowmq import Message, Rollback
 from escrowmq.clock import SystemClock
 from escrowmq.errors import EscrowError
 from escrowmq.sql import Escrow
-from examples.bank.banks import BOB, TOPIC, book_transfer, open_bank
+from examples.bank.banks import BOB, RECEIPTS_TOPIC, TOPIC, book_transfer, open_bank
+from examples.bank.branch import lose_decision
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +38,11 @@ def pay(escrow: Escrow, number: int, rng: random.Random) -> None:
         book_transfer(connection, BOB, number, -cents, transaction_id=tx.id, at_ms=now_ms)
         tx.send(Message(TOPIC, b"%d %d" % (number, cents), keys=f"transfer-{number}"))
         if rng.random() < RECEIPT_RATIO:
-            tx.send(Message("receipts", b"%d" % number, keys=f"transfer-{number}"))
+            tx.send(Message(RECEIPTS_TOPIC, b"%d" % number, keys=f"transfer-{number}"))
         if fails:
             raise Rollback(f"transfer {number} is over the limit of the day")
         if is_lost:
-            tx.end = _lose_decision  # type: ignore[method-assign]
-
-
-def _lose_decision(verdict: Verdict) -> None:
-    """Drop the decision, as if it never reached the broker."""
+            tx.end = lose_decision  # type: ignore[method-assign]
 
 
 def pay_with_retries(escrow: Escrow, number: int, seed: int) -> None:

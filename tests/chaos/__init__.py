@@ -1,13 +1,13 @@
-"""Chaos with real processes: everything is broken on purpose, and every message accounted for.
+"""Inject faults into real processes and account for every message.
 
     python -m tests.chaos --minutes 1 --seed 7
 
 Read in this order:
-  1. ledger.py   what was promised, and what must be true of it in the end
-  2. actors.py   who sends, decides and consumes throughout
-  3. faults.py   what is done to them, by a seed
-  4. relay.py    the way between clients and broker, that can be cut
-  5. run.py      one run from start to verdict
+  1. ledger.py   what the broker promised for each message, and the checks at the end
+  2. actors.py   clients that send, decide and consume during the whole run
+  3. faults.py   the faults, chosen by a seed
+  4. relay.py    the TCP relay between clients and broker, which resets connections
+  5. run.py      one run from start to report
 
-A seed gives the same faults with the same pauses; what the processes do in between is theirs.
+A seed determines the faults and the pauses between them, but not the timing of the processes.
 """

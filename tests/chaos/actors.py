@@ -1,12 +1,14 @@
-"""Who works throughout: plain and transactional senders, consumers; by our client, and by hand.
+"""Clients that work during the whole run: senders, transactional producers and consumers.
 
-None of them knows what is done to the broker. Each writes down what it was told.
+Some use our client, others the independent client of `tests/interop`. They do not know about the
+faults; they record in the ledger what the broker responds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import threading
 from collections.abc import Callable
@@ -16,25 +18,25 @@ from escrowmq import Consumer, Message, Producer, ReceivedMessage, Rollback, Ver
 from escrowmq.errors import EscrowError, TransactionConflict
 from tests.chaos.ledger import Fate, Ledger
 from tests.interop.records import decode_records
-from tests.interop.remoting import COMMIT, ROLLBACK, SUCCESS, Client, Refused
+from tests.interop.remoting import COMMIT, ROLLBACK, SUCCESS, Client, ResponseError
 
 PLAIN: Final = "chaos-plain"
-DECIDED: Final = "chaos-decided"
+TRANSACTIONAL: Final = "chaos-transactional"
 QUEUES: Final = 4
 TX_GROUP: Final = "chaos-tx"
 PAUSE_S: Final = 0.01
-CALL_S: Final = 3.0
-STORE_FULL: Final = 14  # SERVICE_NOT_AVAILABLE: for certain nothing was stored
-BUSY: Final = 2
-NEVER_STORED: Final = (BUSY, STORE_FULL)
+REQUEST_TIMEOUT_S: Final = 3.0
+SYSTEM_BUSY: Final = 2
+SERVICE_NOT_AVAILABLE: Final = 14  # the store is full
+NEVER_STORED: Final = (SYSTEM_BUSY, SERVICE_NOT_AVAILABLE)  # the broker has stored nothing
 
 
-class _Unsaid(Exception):
-    """Leave a transaction without a word."""
+class _NoVerdict(Exception):
+    """Leaves a transaction without a verdict, so that the broker has to check it."""
 
 
 class Stop:
-    """For coroutines and threads alike."""
+    """A stop signal for coroutines and threads."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -50,90 +52,97 @@ class Stop:
         self._event.wait(seconds)
 
 
-# --- by our client -------------------------------------------------------------------------------
+# --- with our client -----------------------------------------------------------------------------
 
 
-async def send_plainly(servers: str, ledger: Ledger, stop: Stop, number: int) -> None:
-    """To one queue, one after the other; the client retries."""
-    async with Producer(servers, group=f"chaos-plain-{number}", timeout_s=CALL_S) as producer:
-        for count in range(1 << 62):
+async def send_plain(servers: str, ledger: Ledger, stop: Stop, number: int) -> None:
+    """Send messages to one queue, one after the other. The client retries."""
+    async with Producer(
+        servers, group=f"chaos-plain-{number}", timeout_s=REQUEST_TIMEOUT_S
+    ) as producer:
+        for count in itertools.count():
             if stop.is_set:
                 return
             body = b"plain/client%d/%d" % (number, count)
-            ledger.note(body, Fate.SENT)
+            ledger.record(body, Fate.SENT)
             with contextlib.suppress(EscrowError):
                 await producer.send(
                     Message(PLAIN, body), queue=lambda queues, _: queues[number % len(queues)]
                 )
-                ledger.note(body, Fate.ACKNOWLEDGED)
+                ledger.record(body, Fate.ACKNOWLEDGED)
             await asyncio.sleep(PAUSE_S)
 
 
-async def decide(
-    servers: str, ledger: Ledger, stop: Stop, number: int, choose: random.Random
+async def run_transactions(
+    servers: str, ledger: Ledger, stop: Stop, number: int, generator: random.Random
 ) -> None:
-    """Transactions that commit, roll back, or end without a word; and answers to every question."""
-    async with Producer(servers, group=TX_GROUP, timeout_s=CALL_S, heartbeat_s=2) as producer:
+    """Run transactions that commit, roll back or have no verdict, and respond to checks."""
+    async with Producer(
+        servers, group=TX_GROUP, timeout_s=REQUEST_TIMEOUT_S, heartbeat_s=2
+    ) as producer:
 
-        @producer.checker(DECIDED)
-        async def was_it(message: ReceivedMessage) -> Verdict:
+        @producer.checker(TRANSACTIONAL)
+        async def check(message: ReceivedMessage) -> Verdict:
             return _VERDICTS.get(ledger.fates.get(message.body, Fate.OPEN), Verdict.UNKNOWN)
 
         count = 0
         while not stop.is_set:
             body = b"tx/client%d/%d" % (number, count)
-            await _transact(producer, ledger, body, choose)
+            await _run_transaction(producer, ledger, body, generator)
             count += 1
             await asyncio.sleep(PAUSE_S)
-        await asyncio.Event().wait()  # what is open is asked about: stay until this is cancelled
+        await asyncio.Event().wait()  # respond to checks of open halves until this is cancelled
 
 
 _VERDICTS: Final = {Fate.COMMITTED: Verdict.COMMIT, Fate.ROLLED_BACK: Verdict.ROLLBACK}
 
 
-async def _transact(producer: Producer, ledger: Ledger, body: bytes, choose: random.Random) -> None:
-    fate = choose.choice((Fate.COMMITTED, Fate.COMMITTED, Fate.ROLLED_BACK))
-    is_said = choose.random() < 0.7
-    ledger.note(body, Fate.OPEN)
+async def _run_transaction(
+    producer: Producer, ledger: Ledger, body: bytes, generator: random.Random
+) -> None:
+    fate = generator.choice((Fate.COMMITTED, Fate.COMMITTED, Fate.ROLLED_BACK))
+    has_verdict = generator.random() < 0.7
+    ledger.record(body, Fate.OPEN)
     try:
-        async with producer.transaction(Message(DECIDED, body)):
-            ledger.note(body, fate)  # the local transaction
-            if not is_said:
-                raise _Unsaid
+        async with producer.transaction(Message(TRANSACTIONAL, body)):
+            ledger.record(body, fate)  # the local transaction
+            if not has_verdict:
+                raise _NoVerdict
             if fate is Fate.ROLLED_BACK:
                 raise Rollback
-    except _Unsaid:
+    except _NoVerdict:
         pass
     except TransactionConflict as error:
-        ledger.wrong.append(f"{body!r}: {error}")
+        ledger.violations.append(f"{body!r}: {error}")
     except EscrowError:
-        if ledger.fates[body] is Fate.OPEN:  # not parked, or nobody knows: there was no work
-            ledger.note(body, Fate.ROLLED_BACK)
+        if ledger.fates[body] is Fate.OPEN:  # the local transaction has not run
+            ledger.record(body, Fate.ROLLED_BACK)
 
 
-async def consume(servers: str, ledger: Ledger, group: str, choose: random.Random) -> None:
-    """Now and then it fails, and the message comes again."""
+async def consume(servers: str, ledger: Ledger, group: str, generator: random.Random) -> None:
+    """Consume both topics. The handler fails now and then, so that messages are retried."""
     consumer = Consumer(servers, group=group, concurrency=8)
 
-    async def take(message: ReceivedMessage) -> None:
-        if choose.random() < 0.002 and message.reconsume_times < 3:
-            raise ValueError("not this time")
+    async def handle(message: ReceivedMessage) -> None:
+        if generator.random() < 0.002 and message.reconsume_times < 3:
+            raise ValueError("planned failure")
         ledger.consume(group, message.body)
 
-    consumer.on(PLAIN)(take)
-    consumer.on(DECIDED)(take)
+    consumer.on(PLAIN)(handle)
+    consumer.on(TRANSACTIONAL)(handle)
     await _run(consumer)
 
 
 async def consume_in_order(servers: str, ledger: Ledger, group: str) -> None:
+    """Consume both topics in the order of their queues."""
     consumer = Consumer(servers, group=group, orderly=True)
 
-    async def take(message: ReceivedMessage) -> None:
-        place = message.topic, message.queue_id
-        ledger.consume_in_order(group, place, message.queue_offset, message.body)
+    async def handle(message: ReceivedMessage) -> None:
+        queue = message.topic, message.queue_id
+        ledger.consume_in_order(group, queue, message.queue_offset, message.body)
 
-    consumer.on(PLAIN)(take)
-    consumer.on(DECIDED)(take)
+    consumer.on(PLAIN)(handle)
+    consumer.on(TRANSACTIONAL)(handle)
     await _run(consumer)
 
 
@@ -145,105 +154,112 @@ async def _run(consumer: Consumer) -> None:
             await consumer.close()
 
 
-# --- by hand, one attempt each -------------------------------------------------------------------
+# --- with the independent client, which does not retry -------------------------------------------
 
 
-class Raw:
-    """A thread with a line that it opens anew whenever it breaks."""
+class RawWorker:
+    """A thread that repeats a step, with a new connection whenever the last one broke."""
 
     def __init__(self, address: str, stop: Stop, step: Callable[[Client], None]) -> None:
         self._address = address
         self._stop = stop
         self._step = step
-        self.failed: BaseException | None = None
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def join(self, wait_s: float) -> None:
-        self._thread.join(wait_s)
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread. Raises its failure."""
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
-            raise TimeoutError("a raw client does not end")
-        if self.failed is not None:
-            raise self.failed
+            raise TimeoutError("a raw worker does not stop")
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
         try:
             while not self._stop.is_set:
-                with contextlib.suppress(OSError), Client(self._address, timeout_s=CALL_S) as line:
+                with (
+                    contextlib.suppress(OSError),
+                    Client(self._address, timeout_s=REQUEST_TIMEOUT_S) as client,
+                ):
                     while not self._stop.is_set:
-                        self._step(line)
+                        self._step(client)
                         self._stop.pause(PAUSE_S)
                 self._stop.pause(0.1)
         except BaseException as error:
-            self.failed = error
+            self._failure = error
 
 
 class RawSender:
+    """Sends plain messages to one queue, with one attempt each."""
+
     def __init__(self, ledger: Ledger, name: str, queue_id: int) -> None:
         self._ledger = ledger
         self._name = name
         self._queue_id = queue_id
         self._count = 0
 
-    def step(self, line: Client) -> None:
+    def step(self, client: Client) -> None:
         body = f"plain/{self._name}/{self._count}".encode()
         self._count += 1
-        self._ledger.note(body, Fate.SENT)
+        self._ledger.record(body, Fate.SENT)
         try:
-            line.send(PLAIN, body, {"UNIQ_KEY": body.decode()}, queue_id=self._queue_id)
-            self._ledger.note(body, Fate.ACKNOWLEDGED)
-        except Refused as refused:
-            if refused.answer.code in NEVER_STORED:
-                self._ledger.note(body, Fate.REFUSED)
+            client.send(PLAIN, body, {"UNIQ_KEY": body.decode()}, queue_id=self._queue_id)
+            self._ledger.record(body, Fate.ACKNOWLEDGED)
+        except ResponseError as refused:
+            if refused.response.code in NEVER_STORED:
+                self._ledger.record(body, Fate.REFUSED)
 
 
-class RawDecider:
-    """Parks, may decide, and hangs up: what it does not say, others of its group are asked."""
+class RawTransactions:
+    """Parks a half, ends it or not, and disconnects: the broker checks at others of the group."""
 
     def __init__(self, ledger: Ledger, name: str, seed: int) -> None:
         self._ledger = ledger
         self._name = name
-        self._choose = random.Random(seed)
+        self._generator = random.Random(seed)
         self._count = 0
 
-    def step(self, line: Client) -> None:
+    def step(self, client: Client) -> None:
         body = f"tx/{self._name}/{self._count}".encode()
         self._count += 1
-        fate = self._choose.choice((Fate.COMMITTED, Fate.ROLLED_BACK))
-        is_said = self._choose.random() < 0.7
-        self._ledger.note(body, Fate.OPEN)
+        fate = self._generator.choice((Fate.COMMITTED, Fate.ROLLED_BACK))
+        has_verdict = self._generator.random() < 0.7
+        self._ledger.record(body, Fate.OPEN)
         try:
-            half = line.send_half(DECIDED, body, {"UNIQ_KEY": body.decode()}, group=TX_GROUP)
-        except (Refused, OSError) as error:
-            self._ledger.note(body, Fate.ROLLED_BACK)
+            half = client.send_half(
+                TRANSACTIONAL, body, {"UNIQ_KEY": body.decode()}, group=TX_GROUP
+            )
+        except (ResponseError, OSError) as error:
+            self._ledger.record(body, Fate.ROLLED_BACK)
             if isinstance(error, OSError):
                 raise
             return
-        self._ledger.note(body, fate)
-        if is_said:
+        self._ledger.record(body, fate)
+        if has_verdict:
             verdict = COMMIT if fate is Fate.COMMITTED else ROLLBACK
-            line.end_transaction(half, verdict, topic=DECIDED, group=TX_GROUP)
-        raise ConnectionError("hangs up")
+            client.end_transaction(half, verdict, topic=TRANSACTIONAL, group=TX_GROUP)
+        raise ConnectionError("planned disconnect")
 
 
 class RawReader:
-    """Reads every queue from where its group is, and notes how far it came."""
+    """Reads every queue from the committed offset of its group, and commits how far it read."""
 
     def __init__(self, ledger: Ledger, group: str) -> None:
         self._ledger = ledger
         self._group = group
 
-    def step(self, line: Client) -> None:
-        for topic in (PLAIN, DECIDED):
+    def step(self, client: Client) -> None:
+        for topic in (PLAIN, TRANSACTIONAL):
             for queue_id in range(QUEUES):
-                begin = line.committed_offset(self._group, topic, queue_id) or 0
-                answer = line.pull(topic, queue_id, begin, group=self._group)
-                if answer.code != SUCCESS:
+                start = client.committed_offset(self._group, topic, queue_id) or 0
+                response = client.pull(topic, queue_id, start, group=self._group)
+                if response.code != SUCCESS:
                     continue
-                for record in decode_records(answer.body):
-                    place = topic, queue_id
+                for record in decode_records(response.body):
                     self._ledger.consume_in_order(
-                        self._group, place, record.queue_offset, record.body
+                        self._group, (topic, queue_id), record.queue_offset, record.body
                     )
-                begin = int(answer.ext_fields["nextBeginOffset"])
-                line.commit_offset(self._group, topic, queue_id, begin)
+                next_offset = int(response.ext_fields["nextBeginOffset"])
+                client.commit_offset(self._group, topic, queue_id, next_offset)

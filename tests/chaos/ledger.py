@@ -1,13 +1,13 @@
-"""What was promised to whom, and what must be true of it in the end.
+"""Record what the broker promised for each message, and check the promises at the end.
 
-Bodies name their messages: `plain/RAW/17` is the seventeenth of the plain sender RAW. What a sender
-may rely on, with `acknowledged` meaning that the broker said so:
+A body names its message: `plain/raw2/17` is message 17 of the plain sender raw2. Acknowledged means
+that the broker responded with success. The promises:
 
-  plain, one attempt      acknowledged: there once. Refused: not there. Else: once or not at all.
-  plain, with retries     acknowledged: there, if twice then under one key.
-  transactional           committed: there once. Rolled back: never, for nobody.
-  order                   what was acknowledged before the next was sent lies before it.
-  a consumer              everything that is there, at least once; in its queue's order if orderly.
+  plain, one attempt     Acknowledged: stored once. Refused: not stored. Otherwise at most once.
+  plain, with retries    Acknowledged: stored. Duplicates have the same unique key.
+  transactional          Committed: stored once. Rolled back: never stored.
+  order                  A message is stored after those acknowledged before it was sent.
+  consumer               Receives every stored message at least once; if orderly, in queue order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from enum import Enum
 
 from tests.interop.records import Record
 
-Place = tuple[str, int]  # topic and queue
+Queue = tuple[str, int]  # topic and queue id
 
 
 class Fate(Enum):
-    SENT = "sent"  # and nobody knows more
+    """The last known state of a message."""
+
+    SENT = "sent"  # the broker has not responded
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
     OPEN = "open"
@@ -33,86 +35,108 @@ class Fate(Enum):
 
 @dataclass
 class Ledger:
+    """The fate of each message by its body, and what each group consumed."""
+
     fates: dict[bytes, Fate] = field(default_factory=dict)
     consumed: defaultdict[str, Counter[bytes]] = field(
         default_factory=lambda: defaultdict(Counter)
     )  # by group
-    _read_to: dict[tuple[str, Place], int] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)  # found while it ran
+    _last_offsets: dict[tuple[str, Queue], int] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)  # found during the run
 
-    def note(self, body: bytes, fate: Fate) -> None:
+    def record(self, body: bytes, fate: Fate) -> None:
         self.fates[body] = fate
 
     def consume(self, group: str, body: bytes) -> None:
+        """Record that a group received a message."""
         if self.fates.get(body) is Fate.ROLLED_BACK:
-            self.wrong.append(f"{group} was given {body!r}, which was rolled back")
+            self.violations.append(f"{group} received {body!r}, which was rolled back")
         if self.fates.get(body) is Fate.OPEN:
-            self.wrong.append(f"{group} was given {body!r}, which nobody had decided")
+            self.violations.append(f"{group} received {body!r}, which was not decided")
         self.consumed[group][body] += 1
 
-    def consume_in_order(self, group: str, place: Place, queue_offset: int, body: bytes) -> None:
-        """It may go back to what was not noted as read, and may skip nothing."""
-        before = self._read_to.get((group, place), -1)
-        if queue_offset > before + 1:
-            self.wrong.append(f"{group} went from {before} to {queue_offset} of {place}")
-        self._read_to[group, place] = queue_offset
+    def consume_in_order(self, group: str, queue: Queue, queue_offset: int, body: bytes) -> None:
+        """Record that an orderly group received a message.
+
+        The group may repeat messages that it has not committed, but must not skip any.
+        """
+        last_offset = self._last_offsets.get((group, queue), -1)
+        if queue_offset > last_offset + 1:
+            self.violations.append(
+                f"{group} skipped from offset {last_offset} to {queue_offset} of {queue}"
+            )
+        self._last_offsets[group, queue] = queue_offset
         self.consume(group, body)
 
     def is_read_by(self, groups: Iterable[str]) -> bool:
+        """Return whether each of these groups has received a message."""
         return all(self.consumed[group] for group in groups)
 
     def count(self, fate: Fate) -> int:
-        return sum(1 for found in self.fates.values() if found is fate)
+        return list(self.fates.values()).count(fate)
 
-    def missing(self, visible: Iterable[bytes]) -> list[bytes]:
-        """What has to be there and is not, yet."""
-        there = set(visible)
-        wanted = (Fate.ACKNOWLEDGED, Fate.COMMITTED)
-        return [body for body, fate in self.fates.items() if fate in wanted and body not in there]
+    def missing(self, stored: Iterable[bytes]) -> list[bytes]:
+        """Return the bodies that must be stored but are not."""
+        stored_bodies = set(stored)
+        promised = (Fate.ACKNOWLEDGED, Fate.COMMITTED)
+        return [
+            body
+            for body, fate in self.fates.items()
+            if fate in promised and body not in stored_bodies
+        ]
 
-    def unread(self, group: str, visible: Iterable[bytes]) -> list[bytes]:
-        return [body for body in visible if body not in self.consumed[group]]
+    def unread(self, group: str, stored: Iterable[bytes]) -> list[bytes]:
+        """Return the stored bodies that a group has not received."""
+        return [body for body in stored if body not in self.consumed[group]]
 
-    # --- the verdict -----------------------------------------------------------------------------
+    # --- checks at the end -----------------------------------------------------------------------
 
-    def faults(self, stored: Mapping[Place, list[Record]]) -> list[str]:
-        """Everything that is wrong with what lies in the queues at the end."""
+    def check(self, stored: Mapping[Queue, list[Record]]) -> list[str]:
+        """Return every violation: those found during the run, and those in the queues."""
         copies: defaultdict[bytes, list[Record]] = defaultdict(list)
         for records in stored.values():
             for record in records:
                 copies[record.body].append(record)
-        found = [*self.wrong]
-        found += [f"{body!r} was promised and is not there" for body in self.missing(copies)]
+        violations = [*self.violations]
+        violations += [
+            f"{body!r} was acknowledged or committed, but is missing"
+            for body in self.missing(copies)
+        ]
         for body, records in copies.items():
-            found += self._wrong_with(body, records)
-        for place, records in stored.items():
-            found += self._out_of_order(place, records)
-        return found
+            violations += self._violations_of(body, records)
+        for queue, records in stored.items():
+            violations += self._out_of_order(queue, records)
+        return violations
 
-    def _wrong_with(self, body: bytes, records: list[Record]) -> list[str]:
+    def _violations_of(self, body: bytes, records: list[Record]) -> list[str]:
         fate = self.fates.get(body)
-        found = []
+        violations = []
         if fate is None:
-            found.append(f"{body!r} was never sent")
+            violations.append(f"{body!r} was never sent")
         elif fate in (Fate.ROLLED_BACK, Fate.REFUSED, Fate.OPEN):
-            found.append(f"{body!r} is there, although it was {fate.value}")
+            violations.append(f"{body!r} is stored, although it was {fate.value}")
         keys = {record.properties.get("UNIQ_KEY") for record in records}
-        may_be_twice = body.startswith(b"plain/client") and len(keys) == 1
-        if len(records) > 1 and not may_be_twice:
-            found.append(f"{body!r} is there {len(records)} times, under {len(keys)} keys")
-        return found
+        is_legal_duplicate = body.startswith(b"plain/client") and len(keys) == 1
+        if len(records) > 1 and not is_legal_duplicate:
+            violations.append(f"{body!r} is stored {len(records)} times, under {len(keys)} keys")
+        return violations
 
-    def _out_of_order(self, place: Place, records: list[Record]) -> list[str]:
-        """Of each plain sender, those that were acknowledged; the first copy counts."""
-        last: dict[bytes, int] = {}
-        seen: set[bytes] = set()
-        found = []
+    def _out_of_order(self, queue: Queue, records: list[Record]) -> list[str]:
+        """Return the acknowledged messages that are stored after a later one of their sender.
+
+        Only the first copy of a message counts.
+        """
+        last_numbers: dict[bytes, int] = {}
+        checked: set[bytes] = set()
+        violations = []
         for record in records:
             sender, _, number = record.body.rpartition(b"/")
-            is_first = record.body not in seen
-            seen.add(record.body)
+            is_first = record.body not in checked
+            checked.add(record.body)
             if is_first and self.fates.get(record.body) is Fate.ACKNOWLEDGED:
-                if int(number) < last.get(sender, -1):
-                    found.append(f"{record.body!r} lies behind {last[sender]} in {place}")
-                last[sender] = int(number)
-        return found
+                if int(number) < last_numbers.get(sender, -1):
+                    violations.append(
+                        f"{record.body!r} is stored after {last_numbers[sender]} in {queue}"
+                    )
+                last_numbers[sender] = int(number)
+        return violations

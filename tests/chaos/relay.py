@@ -1,6 +1,7 @@
-"""A TCP relay whose connections can be reset, and that can be closed for a while.
+"""A TCP relay that can reset connections and refuse new ones.
 
-The broker listens on 127.0.0.1 and says that it lives at 127.0.0.2 (brokerIP1), where this is.
+The broker listens on 127.0.0.1 but registers the address 127.0.0.2 (brokerIP1), where the relay
+listens.
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ import socket
 import struct
 from types import TracebackType
 
-_RESETS = struct.pack("ii", 1, 0)  # SO_LINGER: a close is a reset
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with timeout 0: a close sends RST
 
 
 class Relay:
-    def __init__(self, port: int, *, host: str = "127.0.0.2", behind: str = "127.0.0.1") -> None:
+    """Forwards connections to the same port of another host.
+
+    While `refuses_connections` is set, it resets new connections.
+    """
+
+    def __init__(self, port: int, *, host: str = "127.0.0.2", target: str = "127.0.0.1") -> None:
         self._port = port
         self._host = host
-        self._behind = behind
+        self._target = target
         self._server: asyncio.Server | None = None
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
-        self.is_cut = False
-        self.resets = 0
+        self.refuses_connections = False
+        self.reset_count = 0
 
     async def __aenter__(self) -> Relay:
-        self._server = await asyncio.start_server(self._pass, self._host, self._port)
+        self._server = await asyncio.start_server(self._forward, self._host, self._port)
         return self
 
     async def __aexit__(
@@ -38,31 +44,31 @@ class Relay:
         self._server.close()
         self.reset(random.Random(0), 1.0)
 
-    def reset(self, choose: random.Random, share: float) -> None:
-        """Both ends of each pair hear of it at once, whatever was under way."""
+    def reset(self, generator: random.Random, share: float) -> None:
+        """Reset a random share of the connections, at both ends."""
         for pair in list(self._pairs):
-            if choose.random() < share:
-                self.resets += 1
+            if generator.random() < share:
+                self.reset_count += 1
                 for writer in pair:
                     _abort(writer)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.is_cut:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses_connections:
             _abort(writer)
             return
         try:
-            onward = await asyncio.open_connection(self._behind, self._port)
+            target_reader, target_writer = await asyncio.open_connection(self._target, self._port)
         except OSError:
             _abort(writer)
             return
-        pair = writer, onward[1]
+        pair = writer, target_writer
         self._pairs.add(pair)
         try:
-            await asyncio.gather(_copy(reader, onward[1]), _copy(onward[0], writer))
+            await asyncio.gather(_copy(reader, target_writer), _copy(target_reader, writer))
         finally:
             self._pairs.discard(pair)
-            for one in pair:
-                one.close()
+            for end in pair:
+                end.close()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,5 +84,5 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def _abort(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
     if sock is not None and not writer.transport.is_closing():
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
     writer.transport.abort()

@@ -1,4 +1,4 @@
-"""One run: start everything, break things for a while, let it settle, account for every message."""
+"""Run clients and faults for a while, wait until everything is delivered, and report violations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos import actors
-from tests.chaos.actors import DECIDED, PLAIN, QUEUES, Raw, RawDecider, RawReader, RawSender, Stop
-from tests.chaos.faults import NOT_HERE, Faults, SmallDisk, say
-from tests.chaos.ledger import Fate, Ledger, Place
+from tests.chaos.actors import (
+    PLAIN,
+    QUEUES,
+    TRANSACTIONAL,
+    RawReader,
+    RawSender,
+    RawTransactions,
+    RawWorker,
+    Stop,
+)
+from tests.chaos.faults import UNSUPPORTED, Faults, SmallDisk, print_progress
+from tests.chaos.ledger import Fate, Ledger, Queue
 from tests.chaos.relay import Relay
 from tests.interop.records import Record
 from tests.interop.remoting import Client
@@ -23,36 +32,42 @@ from tests.support.brokers import Served
 from tests.support.ports import free_ports
 from tests.support.scraping import scrape
 
-SETTLED_S: Final = 120.0
+DELIVERY_TIMEOUT_S: Final = 120.0
 GROUPS: Final = ("chaos-push", "chaos-orderly", "chaos-raw")
-SHOWN: Final = 20
+VIOLATIONS_SHOWN: Final = 20
 
 
 @dataclass
 class Report:
+    """The result of a run."""
+
     seed: int
-    seconds: float
+    seconds: float  # duration of the faults
     ledger: Ledger
-    done: Counter[str]
-    resets: int
-    stored: int
-    wrong: list[str]
-    skipped: dict[str, str]
+    fault_counts: Counter[str]
+    reset_count: int
+    stored_count: int
+    violations: list[str]
+    skipped: dict[str, str]  # faults that were not injected, with the reason
 
     def __str__(self) -> str:
         fates = ", ".join(f"{self.ledger.count(fate)} {fate.value}" for fate in Fate)
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s of faults",
-            "done: " + ", ".join(f"{count} x {name}" for name, count in self.done.most_common()),
-            f"connections reset: {self.resets}",
-            f"messages: {len(self.ledger.fates)} ({fates}); {self.stored} in the queues",
+            "done: "
+            + ", ".join(f"{count} x {name}" for name, count in self.fault_counts.most_common()),
+            f"connections reset: {self.reset_count}",
+            f"messages: {len(self.ledger.fates)} ({fates}); {self.stored_count} in the queues",
         ]
         for group in GROUPS:
-            seen = self.ledger.consumed[group]
-            lines.append(f"{group}: {len(seen)} messages, {seen.total() - len(seen)} again")
-        lines += [f"skipped: {name}: {why}" for name, why in self.skipped.items()]
-        lines += [f"WRONG: {what}" for what in self.wrong[:SHOWN]]
-        lines.append(f"{len(self.wrong)} wrong" if self.wrong else "every message accounted for")
+            consumed = self.ledger.consumed[group]
+            repeated_count = consumed.total() - len(consumed)
+            lines.append(f"{group}: {len(consumed)} messages, {repeated_count} repeated")
+        lines += [f"skipped: {fault}: {reason}" for fault, reason in self.skipped.items()]
+        lines += [f"VIOLATION: {text}" for text in self.violations[:VIOLATIONS_SHOWN]]
+        lines.append(
+            f"{len(self.violations)} wrong" if self.violations else "every message accounted for"
+        )
         return "\n".join(lines)
 
 
@@ -65,7 +80,7 @@ def conf(seed: int, metrics_port: int) -> dict[str, object]:
         "transactionCheckInterval": 1000,
         "transactionCheckMax": 10_000,
         "diskMaxUsedSpaceRatio": 100,
-        "diskSpaceCleanForciblyRatio": 100,  # what is expired could not be accounted for
+        "diskSpaceCleanForciblyRatio": 100,  # expired messages cannot be accounted for
         "diskSpaceWarningLevelRatio": 95,
         "cleanResourceInterval": 300,
         "flushConsumerOffsetInterval": 500,
@@ -75,66 +90,83 @@ def conf(seed: int, metrics_port: int) -> dict[str, object]:
 
 
 async def run(directory: Path, *, seconds: float, seed: int) -> Report:
+    """Run with faults for `seconds`, and check every message."""
     [metrics_port] = free_ports(1)
     served = Served(directory, conf=conf(seed, metrics_port), wait_s=60)
     ledger = Ledger()
     with SmallDisk(served.data, mib=192 + int(seconds / 60 * 64)) as disk, served:
         with served.client() as admin:
-            for topic in (PLAIN, DECIDED):
+            for topic in (PLAIN, TRANSACTIONAL):
                 admin.create_topic(topic, queues=QUEUES)
             admin.create_group("chaos-raw")
         port = int(served.address.rpartition(":")[2])
         async with Relay(port) as relay:
             faults = Faults(served, relay, disk, seed)
-            async with _working(served.namesrv_address, f"127.0.0.2:{port}", ledger, seed) as stop:
-                # Who begins while nobody is there is told so at once: begin before.
-                await _until_nothing(lambda: "" if ledger.is_read_by(GROUPS) else "nobody reads")
-                began_s = time.monotonic()
-                await faults.go_on(seconds)
-                faulty_s = time.monotonic() - began_s
+            async with _clients(served.namesrv_address, f"127.0.0.2:{port}", ledger, seed) as stop:
+                # Clients fail at their start if the broker is down, so wait for all groups.
+                await _wait_while(
+                    lambda: "" if ledger.is_read_by(GROUPS) else "a group has not read"
+                )
+                start_s = time.monotonic()
+                await faults.inject(seconds)
+                fault_seconds = time.monotonic() - start_s
                 stop.set()
-                say("settling")
-                await _settle(served, f"127.0.0.1:{metrics_port}", ledger)
+                print_progress("waiting for deliveries")
+                await _wait_for_deliveries(served, f"127.0.0.1:{metrics_port}", ledger)
         stored = await asyncio.to_thread(_stored, served)
-        wrong = ledger.faults(stored)
+        violations = ledger.check(stored)
         bodies = {record.body for records in stored.values() for record in records}
         for group in GROUPS:
-            wrong += [f"{group} never got {body!r}" for body in ledger.unread(group, bodies)]
+            violations += [
+                f"{group} never received {body!r}" for body in ledger.unread(group, bodies)
+            ]
         served.stop()
         served.assert_clean()
-    skipped = dict(NOT_HERE) | ({} if disk.is_mounted else {"full disk": disk.why})
+    skipped = dict(UNSUPPORTED) | ({} if disk.is_mounted else {"full disk": disk.mount_error})
     count = sum(map(len, stored.values()))
-    return Report(seed, faulty_s, ledger, faults.done, relay.resets, count, wrong, skipped)
+    return Report(
+        seed,
+        fault_seconds,
+        ledger,
+        faults.counts,
+        relay.reset_count,
+        count,
+        violations,
+        skipped,
+    )
 
 
 @contextlib.asynccontextmanager
-async def _working(servers: str, address: str, ledger: Ledger, seed: int) -> AsyncIterator[Stop]:
-    """Everybody; who reads and who answers goes on after the stop, until this is left."""
+async def _clients(servers: str, address: str, ledger: Ledger, seed: int) -> AsyncIterator[Stop]:
+    """Start all clients. The yielded signal stops the senders.
+
+    Consumers and checkers continue until the context is left.
+    """
     stop, end = Stop(), Stop()
-    choose = random.Random(seed + 1)
+    generator = random.Random(seed + 1)
     tasks = [
-        asyncio.create_task(one)
-        for one in (
-            actors.send_plainly(servers, ledger, stop, 0),
-            actors.send_plainly(servers, ledger, stop, 1),
-            actors.decide(servers, ledger, stop, 0, choose),
-            actors.decide(servers, ledger, stop, 1, choose),
-            actors.consume(servers, ledger, "chaos-push", choose),
+        asyncio.create_task(client)
+        for client in (
+            actors.send_plain(servers, ledger, stop, 0),
+            actors.send_plain(servers, ledger, stop, 1),
+            actors.run_transactions(servers, ledger, stop, 0, generator),
+            actors.run_transactions(servers, ledger, stop, 1, generator),
+            actors.consume(servers, ledger, "chaos-push", generator),
             actors.consume_in_order(servers, ledger, "chaos-orderly"),
         )
     ]
-    raws = [
-        Raw(address, stop, RawSender(ledger, "raw2", 2).step),
-        Raw(address, stop, RawSender(ledger, "raw3", 3).step),
-        Raw(address, stop, RawDecider(ledger, "raw", seed).step),
-        Raw(address, end, RawReader(ledger, "chaos-raw").step),
+    raw_workers = [
+        RawWorker(address, stop, RawSender(ledger, "raw2", 2).step),
+        RawWorker(address, stop, RawSender(ledger, "raw3", 3).step),
+        RawWorker(address, stop, RawTransactions(ledger, "raw", seed).step),
+        RawWorker(address, end, RawReader(ledger, "chaos-raw").step),
     ]
     try:
         yield stop
         for task in tasks[2:]:
             if task.done():
                 task.result()
-                raise AssertionError("somebody who should work on has ended")
+                raise AssertionError("a client has ended too early")
         await asyncio.gather(*tasks[:2])
     finally:
         stop.set()
@@ -142,36 +174,40 @@ async def _working(servers: str, address: str, ledger: Ledger, seed: int) -> Asy
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    for raw in raws:
-        await asyncio.to_thread(raw.join, 60)
+    for worker in raw_workers:
+        await asyncio.to_thread(worker.join, 60)
 
 
-async def _settle(served: Served, metrics: str, ledger: Ledger) -> None:
-    """Until nothing is open and everybody has read everything; or until it is clear that not."""
+async def _wait_for_deliveries(served: Served, metrics: str, ledger: Ledger) -> None:
+    """Wait until no transaction is open and every group has read everything, or a timeout."""
 
-    def left() -> str:
+    def pending() -> str:
         if count := scrape(metrics).value("escrowmq_open_transactions"):
             return f"{count:.0f} transactions are open"
-        bodies = {r.body for records in _stored(served).values() for r in records}
+        bodies = {record.body for records in _stored(served).values() for record in records}
         if count := len(ledger.missing(bodies)):
             return f"{count} messages are missing"
         unread = {group: len(ledger.unread(group, bodies)) for group in GROUPS}
         return "" if not any(unread.values()) else f"not read yet: {unread}"
 
-    await _until_nothing(left)
+    await _wait_while(pending)
 
 
-async def _until_nothing(left: Callable[[], str]) -> None:
-    deadline_s = time.monotonic() + SETTLED_S
-    while (what := await asyncio.to_thread(left)) and time.monotonic() < deadline_s:
-        say(f"           {what}")
+async def _wait_while(pending: Callable[[], str]) -> None:
+    """Wait until `pending` returns an empty text, or a timeout; print the text meanwhile.
+
+    A timeout is no failure: the ledger reports the violations in detail.
+    """
+    deadline_s = time.monotonic() + DELIVERY_TIMEOUT_S
+    while (text := await asyncio.to_thread(pending)) and time.monotonic() < deadline_s:
+        print_progress(f"           {text}")
         await asyncio.sleep(1)
 
 
-def _stored(served: Served) -> dict[Place, list[Record]]:
+def _stored(served: Served) -> dict[Queue, list[Record]]:
     with Client(served.address, timeout_s=60) as client:
         return {
             (topic, queue_id): client.pull_all(topic, queue_id)
-            for topic in (PLAIN, DECIDED)
+            for topic in (PLAIN, TRANSACTIONAL)
             for queue_id in range(QUEUES)
         }

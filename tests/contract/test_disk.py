@@ -1,7 +1,7 @@
 """The contract of `Disk`, which the real disk and both fakes must fulfil.
 
 Each test runs three times: on a directory, in memory, and on a FaultyDisk without faults. The root
-does not exist at first, as on a machine where nothing was ever stored.
+directory does not exist at the beginning, as on a machine where nothing was ever stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from escrowmq.errors import StoreError, StoreFailed, StoreLocked
 from escrowmq.store.disk import Disk, RealDisk, read_file, remove_file, replace_file, write_file
 from escrowmq.testing import FaultyDisk, MemoryDisk
 
-LetTimePass = Callable[[str], None]
+MakeOlder = Callable[[str], None]
 
 
 @pytest.fixture
@@ -36,21 +36,24 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> 
 
 
 @pytest.fixture
-def let_time_pass(disk: Disk, tmp_path: Path, clock: ManualClock) -> LetTimePass:
-    """Return a function that lets time pass since a path was modified; a real file gets older."""
+def make_older(disk: Disk, tmp_path: Path, clock: ManualClock) -> MakeOlder:
+    """Return a function that makes the modification of a path older.
 
-    def pass_time(path: str) -> None:
+    It advances the clock of the fakes and sets an old modification time on the real disk.
+    """
+
+    def advance(path: str) -> None:
         clock.advance(ms=60_000)
         if isinstance(disk, RealDisk):
             os.utime(tmp_path / "root" / path, (1_000_000_000, 1_000_000_000))
 
-    return pass_time
+    return advance
 
 
 def content(disk: Disk, path: str) -> bytes:
-    found = read_file(disk, path)
-    assert found is not None
-    return found
+    data = read_file(disk, path)
+    assert data is not None
+    return data
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000])
@@ -60,15 +63,15 @@ def test_a_new_file_has_the_requested_size_and_is_zero(disk: Disk, size: int) ->
     assert bytes(file.view()) == bytes(size)
 
 
-def test_a_huge_file_costs_nothing_until_it_is_written(disk: Disk) -> None:
+def test_a_large_file_takes_no_space_until_it_is_written(disk: Disk) -> None:
     file = disk.create("a", 1 << 30)
-    free = disk.usage().free_bytes
+    free_before = disk.usage().free_bytes
     file.write_at((1 << 30) - 3, b"end")
     assert bytes(file.view()[-4:]) == b"\0end"
-    assert free - disk.usage().free_bytes < 1 << 29
+    assert free_before - disk.usage().free_bytes < 1 << 29
 
 
-def test_create_makes_the_directories(disk: Disk) -> None:
+def test_create_creates_the_directories_of_the_path(disk: Disk) -> None:
     disk.create("a/b/c", 1)
     assert disk.names("") == ["a"]
     assert disk.names("a") == ["b"]
@@ -95,7 +98,7 @@ def test_a_view_shows_later_writes(disk: Disk) -> None:
     assert bytes(view) == b"\0\0\0later\0\0"
 
 
-def test_a_view_shows_writes_through_another_opening(disk: Disk) -> None:
+def test_a_view_shows_writes_through_another_file_object(disk: Disk) -> None:
     view = disk.create("a", 4).view()
     disk.open("a").write_at(0, b"both")
     assert bytes(view) == b"both"
@@ -107,18 +110,20 @@ def test_a_view_cannot_be_written(disk: Disk) -> None:
         view[0] = 1
 
 
-def test_a_view_outlives_its_file(disk: Disk) -> None:
-    write_file(disk, "a", b"kept")
+def test_a_view_stays_valid_after_its_file_is_removed_and_closed(disk: Disk) -> None:
+    write_file(disk, "a", b"data")
     file = disk.open("a")
     view = file.view()
     disk.remove("a")
     file.close()
-    assert bytes(view) == b"kept"
+    assert bytes(view) == b"data"
 
 
-@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
-def test_any_bytes_can_be_written(disk: Disk, wrap: Callable[[bytes], bytes]) -> None:
-    disk.create("a", 4).write_at(0, wrap(b"data"))
+@pytest.mark.parametrize("bytes_type", [bytes, bytearray, memoryview])
+def test_any_bytes_like_object_can_be_written(
+    disk: Disk, bytes_type: Callable[[bytes], bytes]
+) -> None:
+    disk.create("a", 4).write_at(0, bytes_type(b"data"))
     assert content(disk, "a") == b"data"
 
 
@@ -149,7 +154,7 @@ def test_a_file_opened_for_reading_cannot_be_changed(disk: Disk) -> None:
     assert bytes(file.view()) == b"old"
 
 
-def test_a_closed_file_cannot_be_changed_and_may_be_closed_again(disk: Disk) -> None:
+def test_a_closed_file_cannot_be_changed_and_can_be_closed_again(disk: Disk) -> None:
     file = disk.create("a", 3)
     file.close()
     file.close()
@@ -159,7 +164,7 @@ def test_a_closed_file_cannot_be_changed_and_may_be_closed_again(disk: Disk) -> 
         file.resize(1)
 
 
-def test_resize_down_and_up_again_reads_zeros(disk: Disk) -> None:
+def test_a_file_that_shrinks_and_grows_again_ends_with_zeros(disk: Disk) -> None:
     write_file(disk, "a", b"a" * 9000)
     file = disk.open("a")
     file.resize(10)
@@ -173,7 +178,9 @@ def test_resize_down_and_up_again_reads_zeros(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("path", ["a", "nowhere/a"])
-def test_a_missing_file_cannot_be_opened_removed_or_dated(disk: Disk, path: str) -> None:
+def test_a_missing_file_cannot_be_opened_or_removed_and_has_no_modification_time(
+    disk: Disk, path: str
+) -> None:
     assert not disk.exists(path)
     with pytest.raises(StoreFailed):
         disk.open(path)
@@ -185,7 +192,7 @@ def test_a_missing_file_cannot_be_opened_removed_or_dated(disk: Disk, path: str)
         disk.modified_ms(path)
 
 
-def test_names_are_sorted_and_count_directories(disk: Disk) -> None:
+def test_names_are_sorted_and_include_directories(disk: Disk) -> None:
     for path in ("d/c", "d/a", "d/b/x", "other"):
         disk.create(path, 0)
     assert disk.names("d") == ["a", "b", "c"]
@@ -194,7 +201,7 @@ def test_names_are_sorted_and_count_directories(disk: Disk) -> None:
     assert disk.exists("d/b/x")
 
 
-def test_names_of_no_directory_are_none(disk: Disk) -> None:
+def test_names_are_empty_for_a_path_that_is_not_a_directory(disk: Disk) -> None:
     assert disk.names("") == []
     disk.create("file", 0)
     assert disk.names("nowhere") == []
@@ -225,12 +232,14 @@ def test_rename_to_itself_changes_nothing(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [("missing", "x"), ("a", "nowhere/a"), ("a", "d")])
-def test_rename_from_or_to_nowhere_fails(disk: Disk, old: str, new: str) -> None:
-    write_file(disk, "a", b"kept")
+def test_rename_of_a_missing_file_or_to_an_invalid_path_fails(
+    disk: Disk, old: str, new: str
+) -> None:
+    write_file(disk, "a", b"content")
     write_file(disk, "d/x", b"")
     with pytest.raises(StoreFailed):
         disk.rename(old, new)
-    assert content(disk, "a") == b"kept"
+    assert content(disk, "a") == b"content"
 
 
 def test_a_renamed_file_stays_open(disk: Disk) -> None:
@@ -249,7 +258,7 @@ def test_a_replaced_file_stays_readable_while_it_is_open(disk: Disk) -> None:
     assert content(disk, "a") == b"new"
 
 
-def test_a_removed_file_stays_open_and_its_name_is_free(disk: Disk) -> None:
+def test_a_removed_file_stays_open_and_its_name_can_be_used_again(disk: Disk) -> None:
     file = disk.create("a", 3)
     disk.remove("a")
     assert not disk.exists("a")
@@ -269,7 +278,7 @@ def test_only_an_empty_directory_can_be_removed(disk: Disk) -> None:
     assert disk.names("") == []
 
 
-def test_a_directory_can_be_synced_once_it_is_there(disk: Disk) -> None:
+def test_a_directory_can_be_synced_once_it_exists(disk: Disk) -> None:
     with pytest.raises(StoreFailed):
         disk.sync_directory("")
     disk.create("d/a", 1)
@@ -278,18 +287,18 @@ def test_a_directory_can_be_synced_once_it_is_there(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("path", ["nowhere", "file"])
-def test_only_a_directory_can_be_synced_as_one(disk: Disk, path: str) -> None:
+def test_sync_directory_of_a_path_that_is_not_a_directory_fails(disk: Disk, path: str) -> None:
     disk.create("file", 1)
     with pytest.raises(StoreFailed):
         disk.sync_directory(path)
 
 
 @pytest.mark.parametrize("change", ["write", "resize", "create"])
-def test_a_change_moves_the_time_of_modification(
-    disk: Disk, let_time_pass: LetTimePass, change: str
+def test_a_change_updates_the_modification_time(
+    disk: Disk, make_older: MakeOlder, change: str
 ) -> None:
     file = disk.create("d/a", 3)
-    let_time_pass("d/a")
+    make_older("d/a")
     before = disk.modified_ms("d/a")
     if change == "write":
         file.write_at(0, b"abc")
@@ -300,40 +309,42 @@ def test_a_change_moves_the_time_of_modification(
     assert disk.modified_ms("d/a") > before
 
 
-def test_reading_does_not_move_the_time_of_modification(
-    disk: Disk, let_time_pass: LetTimePass
+def test_reading_and_renaming_do_not_update_the_modification_time(
+    disk: Disk, make_older: MakeOlder
 ) -> None:
     write_file(disk, "a", b"abc")
-    let_time_pass("a")
+    make_older("a")
     before = disk.modified_ms("a")
     assert content(disk, "a") == b"abc"
     disk.rename("a", "b")
     assert disk.modified_ms("b") == before
 
 
-def test_a_new_name_moves_the_time_of_its_directory(disk: Disk, let_time_pass: LetTimePass) -> None:
+def test_a_new_file_updates_the_modification_time_of_its_directory(
+    disk: Disk, make_older: MakeOlder
+) -> None:
     disk.create("d/a", 0)
-    let_time_pass("d")
+    make_older("d")
     before = disk.modified_ms("d")
     disk.create("d/b", 0)
     assert disk.modified_ms("d") > before
 
 
-def test_usage_is_sane(disk: Disk) -> None:
+def test_usage_is_within_its_bounds(disk: Disk) -> None:
     disk.create("a", 1)
     usage = disk.usage()
     assert 0 < usage.free_bytes <= usage.total_bytes
     assert 0 <= usage.used_ratio < 1
 
 
-def test_a_lock_is_a_file_with_its_content(disk: Disk) -> None:
-    disk.lock("d/e/lock", b"left by another, longer").release()
+def test_a_lock_is_a_file_with_the_content_of_its_owner(disk: Disk) -> None:
+    disk.lock("d/e/lock", b"longer content of an earlier owner").release()
     disk.lock("d/e/lock", b"pid 7")
     assert disk.names("d/e") == ["lock"]
     assert content(disk, "d/e/lock") == b"pid 7"
 
 
-def test_a_lock_is_taken_once_until_it_is_released(disk: Disk) -> None:
+def test_a_lock_can_be_taken_only_once_until_it_is_released(disk: Disk) -> None:
     lock = disk.lock("lock", b"first")
     with pytest.raises(StoreLocked):
         disk.lock("lock", b"second")
@@ -343,7 +354,7 @@ def test_a_lock_is_taken_once_until_it_is_released(disk: Disk) -> None:
     assert content(disk, "lock") == b"third"
 
 
-def test_a_lock_released_twice_does_not_release_the_next_one(disk: Disk) -> None:
+def test_the_second_release_of_a_lock_does_not_release_the_next_lock(disk: Disk) -> None:
     first = disk.lock("lock", b"")
     first.release()
     second = disk.lock("lock", b"")
@@ -353,11 +364,11 @@ def test_a_lock_released_twice_does_not_release_the_next_one(disk: Disk) -> None
     second.release()
 
 
-def test_reading_a_lock_does_not_release_it(disk: Disk) -> None:
-    lock = disk.lock("lock", b"mine")
+def test_reading_a_lock_file_does_not_release_the_lock(disk: Disk) -> None:
+    lock = disk.lock("lock", b"first")
     disk.open("lock").close()
     with pytest.raises(StoreLocked):
-        disk.lock("lock", b"yours")
+        disk.lock("lock", b"second")
     lock.release()
 
 
@@ -373,7 +384,7 @@ def test_read_file_of_a_directory_fails(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"page" * 1024, bytes(range(256)) * 40])
-def test_write_file_and_replace_file_read_back_whole(disk: Disk, data: bytes) -> None:
+def test_write_file_and_replace_file_store_exactly_the_data(disk: Disk, data: bytes) -> None:
     write_file(disk, "d/written", b"something else")
     write_file(disk, "d/written", data)
     replace_file(disk, "d/replaced", b"something else")

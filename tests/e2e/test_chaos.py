@@ -16,8 +16,8 @@ from tests.interop.records import Record
 @pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.nightly)])
 async def test_every_message_is_accounted_for(tmp_path: Path, seed: int) -> None:
     report = await run(tmp_path, seconds=20, seed=seed)
-    assert not report.wrong, str(report)
-    assert report.done.total() > 0
+    assert not report.violations, str(report)
+    assert report.fault_counts.total() > 0
     assert report.ledger.count(Fate.ACKNOWLEDGED) > 0, str(report)
     assert report.ledger.count(Fate.COMMITTED) > 0, str(report)
 
@@ -36,18 +36,18 @@ def stored(*bodies: bytes, key: str = "k") -> list[Record]:
 @pytest.mark.parametrize(
     ("fate", "bodies", "wrong"),
     [
-        (Fate.ACKNOWLEDGED, [], "is not there"),
-        (Fate.COMMITTED, [], "is not there"),
+        (Fate.ACKNOWLEDGED, [], "is missing"),
+        (Fate.COMMITTED, [], "is missing"),
         (Fate.ROLLED_BACK, [b"plain/a/1"], "although it was rolled back"),
         (Fate.REFUSED, [b"plain/a/1"], "although it was refused"),
-        (Fate.COMMITTED, [b"plain/a/1", b"plain/a/1"], "2 times"),
+        (Fate.COMMITTED, [b"plain/a/1", b"plain/a/1"], "stored 2 times"),
         (Fate.SENT, [b"plain/a/1", b"plain/b/7"], "never sent"),
     ],
 )
 def test_the_checker_finds_what_is_wrong(fate: Fate, bodies: list[bytes], wrong: str) -> None:
     ledger = Ledger()
-    ledger.note(b"plain/a/1", fate)
-    found = ledger.faults({PLACE: stored(*bodies)})
+    ledger.record(b"plain/a/1", fate)
+    found = ledger.check({PLACE: stored(*bodies)})
     assert len(found) == 1
     assert wrong in found[0]
 
@@ -55,11 +55,11 @@ def test_the_checker_finds_what_is_wrong(fate: Fate, bodies: list[bytes], wrong:
 def test_the_checker_finds_what_is_out_of_order() -> None:
     ledger = Ledger()
     for number in (1, 2, 3):
-        ledger.note(b"plain/a/%d" % number, Fate.ACKNOWLEDGED)
+        ledger.record(b"plain/a/%d" % number, Fate.ACKNOWLEDGED)
     in_order = stored(b"plain/a/1", b"plain/a/2", b"plain/a/3")
-    assert ledger.faults({PLACE: in_order}) == []
-    [found] = ledger.faults({PLACE: [in_order[0], in_order[2], in_order[1]]})
-    assert "lies behind 3" in found
+    assert ledger.check({PLACE: in_order}) == []
+    [found] = ledger.check({PLACE: [in_order[0], in_order[2], in_order[1]]})
+    assert "is stored after 3" in found
     ledger.consume_in_order("g", PLACE, 0, b"plain/a/1")
     ledger.consume_in_order("g", PLACE, 2, b"plain/a/3")
-    assert ledger.wrong == [f"g went from 0 to 2 of {PLACE}"]
+    assert ledger.violations == [f"g skipped from offset 0 to 2 of {PLACE}"]

@@ -43,6 +43,10 @@ def test_both_banks_agree_after_everything_that_was_done_to_them(tmp_path: Path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Both banks agree." in done.stdout
+    text = " ".join(done.stdout.split())  # without the line breaks of the console
+    assert "last: checker failed: ConnectionError('the database of the branch" in text
+    for command in ("explain", "resume", "commit", "rollback"):
+        assert f"$ escrowmq transaction {command} " in text
     assert {"bob.db", "smith.db", "broker.log", MARKER_FILE} <= {
         path.name for path in kept.iterdir()
     }

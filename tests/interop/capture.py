@@ -1,10 +1,10 @@
-"""Let real brokers write stores and answer requests, and keep what came out as fixtures.
+"""Run real brokers and save their stores and their exchanges with a client as fixtures.
 
     python -m tests.interop.capture [VERSION ...]
 
-Each version runs twice on the same script of messages: once stopped cleanly, once killed.
-What a client sees is written down before the broker ends. All files of the broker are small,
-so that the log rolls over, a consume queue has two files and the key index has several.
+Each version runs twice with the same script of messages: once it is stopped cleanly, once killed.
+What a client sees is recorded before the broker ends. The files of the broker are small, so that
+the log rolls over, a consume queue has two files and the key index has several.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.interop.apache import ApacheRocketMQ
-from tests.interop.fixtures import ENDINGS, FIXTURES, Ending
+from tests.interop.fixtures import FIXTURES, SHUTDOWNS, Shutdown
 from tests.interop.jars import VERSIONS
-from tests.interop.observe import ask_around, ask_as_old_client, observe
+from tests.interop.observe import observe, old_client_exchange, run_exchanges
 from tests.interop.remoting import Client
 from tests.interop.script import LONG_GROUP, Script
 
@@ -31,48 +31,62 @@ SETTINGS: dict[str, object] = {
     "mappedFileSizeConsumeQueue": 30 * 20,
     "maxHashSlotNum": 100,
     "maxIndexNum": 120,
-    # No check-back while we look, nor at the stop: 5.x makes one last round there.
+    # No checks during the run, and none at the stop, when 5.5.0 checks a last time.
     "transactionCheckInterval": 600_000,
     "transactionTimeOut": 3_600_000,
 }
-KEPT = ("commitlog", "consumequeue", "index", "config", "checkpoint", "abort", "abort.bak", "lock")
+ARCHIVED = (
+    "commitlog",
+    "consumequeue",
+    "index",
+    "config",
+    "checkpoint",
+    "abort",
+    "abort.bak",
+    "lock",
+)
 
 
-def capture(version: str, ending: Ending, frames: dict[str, tuple[bytes, bytes]]) -> None:
+def capture(version: str, shutdown: Shutdown, frames: dict[str, tuple[bytes, bytes]]) -> None:
+    """Run a broker, save its store, and add its exchanges to `frames`."""
     with tempfile.TemporaryDirectory(prefix=f"rocketmq-{version}-") as scratch:
         rocketmq = ApacheRocketMQ(version, Path(scratch), SETTINGS)
         if version.startswith("5."):
-            lay_long_group(rocketmq.store)
-        with rocketmq, Client(rocketmq.address) as client, Client(rocketmq.namesrv_address) as ns:
+            write_long_group(rocketmq.store)
+        with (
+            rocketmq,
+            Client(rocketmq.address) as client,
+            Client(rocketmq.namesrv_address) as namesrv,
+        ):
 
-            def keep(name: str) -> None:
+            def save_exchange(name: str) -> None:
                 frames.setdefault(name, (client.sent_frame, client.received_frame))
 
-            def keep_namesrv(name: str) -> None:
-                frames.setdefault(name, (ns.sent_frame, ns.received_frame))
+            def save_namesrv_exchange(name: str) -> None:
+                frames.setdefault(name, (namesrv.sent_frame, namesrv.received_frame))
 
-            script = Script(client, keep)
+            script = Script(client, save_exchange)
             script.run()
-            ask_around(client, ns, keep, keep_namesrv)
-            frames.setdefault("route.old_client", ask_as_old_client(rocketmq.namesrv_address))
-            seen = observe(client, script)
-            if ending == "killed":
+            run_exchanges(client, namesrv, save_exchange, save_namesrv_exchange)
+            frames.setdefault("route.old_client", old_client_exchange(rocketmq.namesrv_address))
+            view = observe(client, script)
+            if shutdown == "killed":
                 rocketmq.kill()
             else:
                 rocketmq.stop_broker()
-            files = pack(rocketmq.store, FIXTURES / version / f"store-{ending}.tar.xz")
-    origin = {"version": version, "ending": ending, "captured": time.strftime("%Y-%m-%d")}
+            files = pack(rocketmq.store, FIXTURES / version / f"store-{shutdown}.tar.xz")
+    origin = {"version": version, "ending": shutdown, "captured": time.strftime("%Y-%m-%d")}
     write_expected(
-        FIXTURES / version / f"expected-{ending}.json",
-        {**origin, "settings": SETTINGS, **seen, "files": files},
+        FIXTURES / version / f"expected-{shutdown}.json",
+        {**origin, "settings": SETTINGS, **view, "files": files},
     )
 
 
-def lay_long_group(store: Path) -> None:
-    """A group of a length that 5.x stores but does not let anyone create.
+def write_long_group(store: Path) -> None:
+    """Write a group whose name is longer than requests allow.
 
-    With a topic of more than 127 characters it writes its second message layout. Requests
-    allow groups of 120, so the longest retry topic a client can reach has just 127.
+    5.5.0 uses its second record layout for topics of more than 127 characters. Requests allow
+    group names of 120 characters, so no client can create a retry topic of more than 127.
     """
     config = store / "config"
     config.mkdir(parents=True)
@@ -81,27 +95,30 @@ def lay_long_group(store: Path) -> None:
 
 
 def pack(store: Path, archive: Path) -> list[list[object]]:
-    """Same files, same bytes: no times, owners or modes. Returns name and size of all files."""
+    """Write a reproducible archive, without times, owners and modes.
+
+    Returns the name and the size of every file of the store, also of those left out.
+    """
     archive.parent.mkdir(parents=True, exist_ok=True)
-    files = []
+    files: list[list[object]] = []
     with tarfile.open(archive, "w:xz", preset=9) as out:
         for path in sorted(store.rglob("*")):
             name = path.relative_to(store).as_posix()
             if not path.is_file():
                 continue
             files.append([name, path.stat().st_size])
-            if name.split("/")[0] in KEPT:
+            if name.split("/")[0] in ARCHIVED:
                 data = path.read_bytes()
                 member = tarfile.TarInfo(name)
                 member.size = len(data)
                 out.addfile(member, io.BytesIO(data))
-    return [list(file) for file in files]
+    return files
 
 
-def write_expected(path: Path, seen: dict[str, Any]) -> None:
-    """JSON with one message, key or file a line, so that a difference can be read."""
+def write_expected(path: Path, view: dict[str, Any]) -> None:
+    """Write JSON with one message, key or file per line, so that diffs are readable."""
     lines = ["{"]
-    for name, value in seen.items():
+    for name, value in view.items():
         if name == "queues":
             lines += ['"queues": [', ",\n".join(_queue_lines(value)), "],"]
         elif isinstance(value, list):
@@ -127,19 +144,20 @@ def _json(value: object) -> str:
 
 
 def write_frames(version: str, frames: dict[str, tuple[bytes, bytes]]) -> None:
-    folder = FIXTURES / version / "wire"
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.hex"):
+    directory = FIXTURES / version / "wire"
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.glob("*.hex"):
         old.unlink()
     for name, (request, response) in frames.items():
-        (folder / f"{name}.hex").write_text(
+        (directory / f"{name}.hex").write_text(
             f"# RocketMQ {version}, JSON header, captured {time.strftime('%Y-%m-%d')} by "
-            f"tests/interop/capture.py; > request, < answer\n"
+            f"tests/interop/capture.py; > request, < response\n"
             f"> {_grouped(request)}\n< {_grouped(response)}\n"
         )
 
 
 def _grouped(frame: bytes) -> str:
+    """Return a frame in hex: length, serializer and header length, header, body."""
     header_end = 8 + int.from_bytes(frame[5:8], "big")
     parts = (frame[:4], frame[4:8], frame[8:header_end], frame[header_end:])
     return " ".join(part.hex() for part in parts if part)
@@ -148,9 +166,9 @@ def _grouped(frame: bytes) -> str:
 def main(versions: Iterable[str]) -> None:
     for version in versions:
         frames: dict[str, tuple[bytes, bytes]] = {}
-        for ending in ENDINGS:
-            sys.stdout.write(f"{version}, {ending}\n")
-            capture(version, ending, frames)
+        for shutdown in SHUTDOWNS:
+            sys.stdout.write(f"{version}, {shutdown}\n")
+            capture(version, shutdown, frames)
         write_frames(version, frames)
 
 

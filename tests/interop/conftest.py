@@ -1,19 +1,16 @@
-"""`version`: a release of Apache RocketMQ that this machine can run, each in turn."""
+"""Fixtures of the tests that run Apache RocketMQ."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.interop import jars
+from tests.interop.skipping import call_or_skip
 
 
 @pytest.fixture(params=jars.VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
-    wanted: str = request.param
-    if reason := jars.find():
-        pytest.skip(reason)
-    try:
-        jars.fetch(wanted)
-    except jars.Unavailable as error:
-        pytest.skip(str(error))
-    return wanted
+    """Return a release of Apache RocketMQ whose jars are fetched; each test runs with every one."""
+    release: str = request.param
+    call_or_skip(f"RocketMQ {release}", lambda: jars.fetch(release))
+    return release

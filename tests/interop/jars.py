@@ -1,4 +1,4 @@
-"""Apache RocketMQ's jars and others, fetched from Maven Central once and kept in a cache."""
+"""Fetch jars from Maven Central, those of Apache RocketMQ and others, and cache them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ PARTS = {
 }
 VERSIONS = tuple(PARTS)
 JAVA_RELEASE_MIN = 8
-FETCH_S = 900
+FETCH_TIMEOUT_S = 900
 
 
 class Unavailable(Exception):
-    """This machine cannot run what was asked for; the text says why."""
+    """This machine cannot run a program that a test needs; the message has the reason."""
 
 
 class Artifact(NamedTuple):
-    """As Maven Central names it."""
+    """The coordinates of a jar at Maven Central."""
 
     group: str
     name: str
     version: str
-    alone: bool = False  # without what it depends on
+    alone: bool = False  # without its dependencies
 
 
-def find() -> str | None:
-    """Why Apache RocketMQ cannot run here, or None if Java and Maven are at hand."""
+def unavailable_reason() -> str | None:
+    """Return why Apache RocketMQ cannot run here, or None if it can."""
     java = shutil.which("java")
     if java is None:
         return "Java is missing (no `java` on the path)"
@@ -48,50 +48,60 @@ def find() -> str | None:
 
 
 def fetch(version: str) -> Path:
-    """The folder with the jars of one release, copied into the cache if they are not there yet."""
-    parts = [
+    """Return the directory with the jars of a release. Raises Unavailable."""
+    _check_available()
+    artifacts = [
         Artifact("org.apache.rocketmq", f"rocketmq-{part}", version) for part in PARTS[version]
     ]
-    return fetch_all(f"RocketMQ {version}", parts, _cache() / version)
+    return fetch_all(f"RocketMQ {version}", artifacts, _cache() / version)
 
 
-def fetch_all(what: str, artifacts: Sequence[Artifact], home: Path) -> Path:
-    """A folder in `home` with these, copied there if they are not yet. Raises Unavailable."""
+def _check_available() -> None:
+    if reason := unavailable_reason():
+        raise Unavailable(reason)
+
+
+def fetch_all(title: str, artifacts: Sequence[Artifact], home: Path) -> Path:
+    """Return the directory in `home` with these jars; fetch them if needed. Raises Unavailable.
+
+    `title` names them in the exception.
+    """
     home.mkdir(parents=True, exist_ok=True)
-    with (home / ".lock").open("w") as lock:  # two test workers may want the same release
+    with (home / ".lock").open("w") as lock:  # two test workers may fetch the same release
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _mark(home).exists():
-            _copy_jars(what, artifacts, home)
+        if not _complete_marker(home).exists():
+            _copy_jars(title, artifacts, home)
     return home / "lib"
 
 
-def _copy_jars(what: str, artifacts: Sequence[Artifact], home: Path) -> None:
+def _copy_jars(title: str, artifacts: Sequence[Artifact], home: Path) -> None:
     pom = home / "pom.xml"
     pom.write_text(_pom(artifacts))
-    copy = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
-    words = ["-f", str(pom), copy, f"-DoutputDirectory={home / 'lib'}"]
-    _maven(words, what)
-    _mark(home).touch()
+    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+    _maven(["-f", str(pom), goal, f"-DoutputDirectory={home / 'lib'}"], title)
+    _complete_marker(home).touch()
 
 
-def _maven(words: list[str], what: str) -> None:
-    command = ["mvn", "-q", "-B", *words]
+def _maven(arguments: list[str], title: str) -> None:
+    command = ["mvn", "-q", "-B", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False)
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{what} could not be fetched: {error}") from error
-    if done.returncode != 0:
-        raise Unavailable(f"{what} could not be fetched: {done.stdout[-600:]}")
+        raise Unavailable(f"{title} could not be fetched: {error}") from error
+    if result.returncode != 0:
+        raise Unavailable(f"{title} could not be fetched: {result.stdout[-600:]}")
 
 
 def _pom(artifacts: Sequence[Artifact]) -> str:
-    nothing_else = (
+    exclude_dependencies = (
         "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId>"
         "</exclusion></exclusions>"
     )
     dependencies = (
         f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
-        f"<version>{version}</version>{nothing_else if alone else ''}</dependency>"
+        f"<version>{version}</version>{exclude_dependencies if alone else ''}</dependency>"
         for group, name, version, alone in artifacts
     )
     return (
@@ -105,30 +115,35 @@ def _cache() -> Path:
     return Path(os.environ.get("ROCKETMQ_CACHE") or Path.home() / ".cache" / "apache-rocketmq")
 
 
-def _mark(home: Path) -> Path:
+def _complete_marker(home: Path) -> Path:
     return home / "lib" / ".complete"
 
 
 def _is_complete(version: str) -> bool:
-    return _mark(_cache() / version).exists()
+    return _complete_marker(_cache() / version).exists()
 
 
 @functools.cache
 def java_release(java: str) -> int:
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(?:1\.)?(\d+)', told)  # "1.8.0_402" and "17.0.15"
-    return int(found[1]) if found else 0
+    """Return the major version of Java, or 0 if it is unknown."""
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    match = re.search(r'version "(?:1\.)?(\d+)', output)  # "1.8.0_402" and "17.0.15"
+    return int(match[1]) if match else 0
 
 
-def library(artifact: str) -> Path:
-    """One jar by group:artifact:version, alone."""
-    _, name, version = artifact.split(":")
+def fetch_jar(coordinates: str) -> Path:
+    """Return the jar with the coordinates group:artifact:version. Raises Unavailable.
+
+    Its dependencies are not fetched.
+    """
+    _check_available()
+    _, name, version = coordinates.split(":")
     home = _cache() / "libraries"
-    found = home / f"{name}-{version}.jar"
+    jar = home / f"{name}-{version}.jar"
     home.mkdir(parents=True, exist_ok=True)
     with (home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            copy = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
-            _maven([copy, f"-Dartifact={artifact}", f"-DoutputDirectory={home}"], artifact)
-    return found
+        if not jar.exists():
+            goal = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
+            _maven([goal, f"-Dartifact={coordinates}", f"-DoutputDirectory={home}"], coordinates)
+    return jar

@@ -1,9 +1,10 @@
-"""In a process of its own, since jars belong to a session: a ledger with a copy in another format.
+"""Build a ledger with a copy in another table format, and compare the two.
 
     python -m tests.interop.ledger_copies delta DATA OUT JAR[,JAR]
 
-Prints as JSON how many rows ledger and copy have, how many differ, and the same after one day was
-built anew and another became empty.
+It runs in its own process, because a Spark session cannot add jars later. Prints a JSON object: the
+number of rows of the ledger, the number of rows that differ in the copy, and this number after one
+day was rebuilt and another became empty.
 """
 
 from __future__ import annotations
@@ -21,37 +22,40 @@ from tests.support.spark_session import session
 
 
 def copy_of(spark: SparkSession, kind: str, out: Path) -> DataFrame:
-    """As somebody would read it who knows nothing of us."""
+    """Read the copy with Spark alone, as another program does."""
     if kind == DELTA:
         return spark.read.format("delta").load(str(out / "delta"))
     spark.conf.set("spark.sql.catalog.lake", "org.apache.iceberg.spark.SparkCatalog")
     spark.conf.set("spark.sql.catalog.lake.type", "hadoop")
     spark.conf.set("spark.sql.catalog.lake.warehouse", str(out / "iceberg"))
-    # Or a second look sees the first one's table: another catalog has changed it since.
+    # Otherwise a second read returns the cached table, which another catalog has changed since.
     spark.conf.set("spark.sql.catalog.lake.cache-enabled", "false")
     return spark.table("lake.ledger")
 
 
-def differing(one: DataFrame, other: DataFrame) -> int:
-    columns = one.columns
-    return one.exceptAll(other.select(columns)).count() + (
-        other.select(columns).exceptAll(one).count()
-    )
+def differing_rows(left: DataFrame, right: DataFrame) -> int:
+    """Return the number of rows that only one of the two has."""
+    right = right.select(left.columns)
+    return left.exceptAll(right).count() + right.exceptAll(left).count()
 
 
 def main(kind: str, data: Path, out: Path, jars: str) -> None:
     spark = session("local[2]", **{"spark.jars": jars, **format_settings(kind)})
-    for _ in range(2):  # again: what is there is replaced
+    for _ in range(2):  # the second run replaces the rows of the first
         run_ledger(spark, out, paths=[data], table_format=kind)
     ledger = read_ledger(spark, out)
-    told = {"rows": ledger.count(), "differ": differing(ledger, copy_of(spark, kind, out))}
+    report = {"rows": ledger.count()}
+    report["differing"] = differing_rows(ledger, copy_of(spark, kind, out))
     days = sorted(row[0] for row in ledger.select(f.col("day").cast("string")).distinct().collect())
-    one_day = ledger.where(f.col("day") == days[-1]).withColumn("group", f.lit("new"))
-    others = ledger.where(~f.col("day").isin(days[0], days[-1]))
-    copy_days(one_day, out, kind, [days[0], days[-1]])
-    after = copy_of(spark, kind, out)
-    told |= {"days": len(days), "differ_after": differing(others.unionByName(one_day), after)}
-    sys.stdout.write(json.dumps(told) + "\n")
+    # Replace the last day, and the first day by nothing.
+    rebuilt_day = ledger.where(f.col("day") == days[-1]).withColumn("group", f.lit("new"))
+    other_days = ledger.where(~f.col("day").isin(days[0], days[-1]))
+    copy_days(rebuilt_day, out, kind, [days[0], days[-1]])
+    report["days"] = len(days)
+    report["differing_after_rebuild"] = differing_rows(
+        other_days.unionByName(rebuilt_day), copy_of(spark, kind, out)
+    )
+    sys.stdout.write(json.dumps(report) + "\n")
     spark.stop()
 
 

@@ -1,9 +1,9 @@
-"""Apache's `mqadmin` of one release, in one Java process for many commands.
+"""Run commands of Apache's `mqadmin`, many in one Java process.
 
     with MqAdmin("5.5.0", namesrv_address, tmp_path) as admin:
         print(admin("topicList"))
 
-Beside mqadmin's commands there are a producer and consumers for it to look at.
+The process also has a producer and consumers, which mqadmin can inspect: see `Admin.java`.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from tests.interop.apache import _LOGBACK
+from tests.interop.apache import LOGBACK
 from tests.interop.clients import environments
+from tests.support.waiting import wait_until
 
-WAIT_S = 60.0
-_POLL_S = 0.3
+TIMEOUT_S = 60.0
 
 
 class MqAdmin:
     def __init__(self, version: str, namesrv: str, directory: Path) -> None:
-        """Raises `environments.Unavailable` if it cannot run here."""
+        """Start the process. Raises Unavailable if mqadmin cannot run here."""
         self._namesrv = namesrv
         command = environments.java(version, "Admin")
         (directory / "conf").mkdir(parents=True, exist_ok=True)
-        (directory / "conf" / "logback_tools.xml").write_text(_LOGBACK)  # 4.x wants one
-        homes = [f"-Duser.home={directory}", f"-Drocketmq.home.dir={directory}"]
+        (directory / "conf" / "logback_tools.xml").write_text(LOGBACK)  # required by 4.9.7
+        home_options = [f"-Duser.home={directory}", f"-Drocketmq.home.dir={directory}"]
         with (directory / "admin.err").open("wb") as errors:
             self._process = subprocess.Popen(
-                [command[0], *homes, *command[1:], namesrv],
+                [command[0], *home_options, *command[1:], namesrv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=directory,
                 env={**os.environ, "HOME": str(directory)},
             )
-        self._read = b""
+        self._buffer = b""
 
     def __enter__(self) -> MqAdmin:
         return self
@@ -59,41 +59,50 @@ class MqAdmin:
                 pipe.close()
 
     def __call__(self, command: str, *arguments: str) -> str:
-        """One of mqadmin's commands: what it printed."""
-        return self.tell(command, *arguments, "-n", self._namesrv)
+        """Run a command of mqadmin and return its output."""
+        return self.run(command, *arguments, "-n", self._namesrv)
 
-    def tell(self, *words: str) -> str:
-        """One line to the driver, and what it answered."""
+    def run(self, *command: str) -> str:
+        """Run a command of mqadmin or of the driver itself, and return its output."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\t".join(words).encode() + b"\n")
+        self._process.stdin.write("\t".join(command).encode() + b"\n")
         self._process.stdin.flush()
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while True:
-            line = self._line(deadline_s, words)
-            if line.startswith(b'"'):  # what a logger says is not an answer
-                answer: str = json.loads(line)
-                return answer
+            line = self._read_line(deadline_s, command)
+            if line.startswith(b'"'):  # other lines are logs
+                output: str = json.loads(line)
+                return output
 
-    def _line(self, deadline_s: float, words: tuple[str, ...]) -> bytes:
+    def _read_line(self, deadline_s: float, command: tuple[str, ...]) -> bytes:
         assert self._process.stdout is not None
-        while b"\n" not in self._read:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            readable, _, _ = select.select([self._process.stdout], [], [], left_s)
+        while b"\n" not in self._buffer:
+            remaining_s = max(0.0, deadline_s - time.monotonic())
+            readable, _, _ = select.select([self._process.stdout], [], [], remaining_s)
             if not readable:
-                raise TimeoutError(f"no answer after {WAIT_S} s: {' '.join(words)}")
+                raise TimeoutError(f"no response within {TIMEOUT_S} s: {' '.join(command)}")
             chunk = os.read(self._process.stdout.fileno(), 65_536)
             if not chunk:
-                raise EOFError(f"the driver has ended: {' '.join(words)}")
-            self._read += chunk
-        line, _, self._read = self._read.partition(b"\n")
+                raise EOFError(f"the driver has exited: {' '.join(command)}")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
 
-def until(ask: Callable[[], str], says: Callable[[str], bool]) -> str:
-    """Ask again and again, until it says so: a figure may be a moment late."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not says(told := ask()):
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"after {WAIT_S} s it still says:\n{told}")
-        time.sleep(_POLL_S)
-    return told
+def wait_for_output(run: Callable[[], str], is_expected: Callable[[str], bool]) -> str:
+    """Run a command until its output is as expected, and return the output.
+
+    The broker updates some figures a moment later.
+    """
+    outputs = [""]
+
+    def has_expected_output() -> bool:
+        outputs[0] = run()
+        return is_expected(outputs[0])
+
+    try:
+        wait_until(has_expected_output, "the output is as expected", timeout_s=TIMEOUT_S)
+    except AssertionError as error:
+        error.add_note(f"the last output:\n{outputs[0]}")
+        raise
+    return outputs[0]

@@ -1,4 +1,4 @@
-"""What a client sees of a broker: queues, messages, keys, offsets, and an answer of each kind."""
+"""Collect what a client sees of a broker: queues, messages, keys, offsets and exchanges."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.interop.records import Record
-from tests.interop.remoting import HALF_TOPIC, OLD_VERSION, OP_TOPIC, Client, Refused
+from tests.interop.remoting import HALF_TOPIC, OLD_VERSION, OP_TOPIC, Client, ResponseError
 from tests.interop.script import COMMITTED, LONG_GROUP, SCHEDULE_TOPIC, Script
 
-BODY_HEX_MAX = 64  # a longer body is named by its hash
+BODY_HEX_MAX = 64  # bytes; a longer body is represented by its hash
 
 QUEUES = {
     "orders": range(4),
@@ -33,6 +33,7 @@ KEYS = (
 
 
 def observe(client: Client, script: Script) -> dict[str, Any]:
+    """Return what a client sees after the script has run, as it is stored in a fixture."""
     return {
         "storeHost": client.address,
         "refusals": script.refusals,
@@ -57,22 +58,21 @@ def observe(client: Client, script: Script) -> dict[str, Any]:
 
 
 def queue_view(client: Client, topic: str, queue_id: int) -> dict[str, Any]:
-    minimum, maximum = client.min_offset(topic, queue_id), client.max_offset(topic, queue_id)
     view: dict[str, Any] = {
         "topic": topic,
         "queueId": queue_id,
-        "minOffset": minimum,
-        "maxOffset": maximum,
+        "minOffset": client.min_offset(topic, queue_id),
+        "maxOffset": client.max_offset(topic, queue_id),
     }
     try:
         records = client.pull_all(topic, queue_id)
-    except Refused as error:
+    except ResponseError as error:
         return {**view, "refused": str(error)}
     for record in records:
         assert (record.topic, record.queue_id) == (topic, queue_id)
         assert record.store_host == client.address
         viewed = client.view_by_id(f"{record.log_offset:032X}")
-        assert viewed == record, "pulled and viewed by id, a message must be the same"
+        assert viewed == record, "a message differs from its view by id"
     return {
         **view,
         "searches": [
@@ -84,6 +84,7 @@ def queue_view(client: Client, topic: str, queue_id: int) -> dict[str, Any]:
 
 
 def search_times(records: list[Record]) -> list[int]:
+    """Return times in ms before, at, between and after the store times of the messages."""
     if not records:
         return [0]
     stored = [record.stored_ms for record in records]
@@ -93,10 +94,12 @@ def search_times(records: list[Record]) -> list[int]:
 
 
 def message_view(record: Record) -> dict[str, Any]:
+    """Return a message as it is stored in a fixture."""
     view = record._asdict()
     body = view.pop("body")
-    for told_once in ("topic", "queue_id", "store_host", "raw_properties"):
-        del view[told_once]
+    # The view of the queue has the topic and the queue id, the view of the broker the store host.
+    for name in ("topic", "queue_id", "store_host", "raw_properties"):
+        del view[name]
     view["bodyBytes"] = len(body)
     if len(body) <= BODY_HEX_MAX:
         view["bodyHex"] = body.hex()
@@ -104,70 +107,73 @@ def message_view(record: Record) -> dict[str, Any]:
         view["bodySha256"] = hashlib.sha256(body).hexdigest()
     view["properties"] = record.properties
     view["tags"] = record.properties.get("TAGS")
-    return {_camel(name): value for name, value in view.items()}
+    return {_camel_case(name): value for name, value in view.items()}
 
 
 def key_view(client: Client, topic: str, key: str, *, unique: bool) -> dict[str, Any]:
-    found = client.query_by_key(topic, key, unique=unique)
-    offsets = [record.log_offset for record in found]
-    return {"topic": topic, "key": key, "unique": unique, "logOffsets": offsets}
+    records = client.query_by_key(topic, key, unique=unique)
+    log_offsets = [record.log_offset for record in records]
+    return {"topic": topic, "key": key, "unique": unique, "logOffsets": log_offsets}
 
 
-def _camel(name: str) -> str:
+def _camel_case(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(part.title() for part in rest)
 
 
-def ask_around(
+def run_exchanges(
     client: Client,
     namesrv: Client,
-    keep: Callable[[str], None],
-    keep_namesrv: Callable[[str], None],
+    save_exchange: Callable[[str], None],
+    save_namesrv_exchange: Callable[[str], None],
 ) -> None:
-    """One exchange of each kind.
+    """Send one request of each kind and save the exchange.
 
-    They leave nothing behind, but that 4.x records a pull past the end in a topic of its own.
+    The requests store nothing, except that 4.9.7 records a pull beyond the end in a system topic.
     """
     namesrv.route("orders")
-    keep_namesrv("route")
+    save_namesrv_exchange("route")
     namesrv.route("no-such-topic")
-    keep_namesrv("route.unknown_topic")
+    save_namesrv_exchange("route.unknown_topic")
     client.heartbeat("127.0.0.1@interop", producer_groups=("interop-producers",))
-    keep("heartbeat")
-    client.pull("orders", 0, 0, most=1)
-    keep("pull.found")
+    save_exchange("heartbeat")
+    client.pull("orders", 0, 0, max_messages=1)
+    save_exchange("pull.found")
     client.pull("orders", 0, client.max_offset("orders", 0))
-    keep("pull.not_found")
+    save_exchange("pull.not_found")
     client.pull("orders", 0, 1_000)
-    keep("pull.offset_moved")
+    save_exchange("pull.offset_moved")
     client.pull("orders", 0, 0, subscription="no-such-tag")
-    keep("pull.no_match")
+    save_exchange("pull.no_match")
     client.pull("no-such-topic", 0, 0)
-    keep("pull.unknown_topic")
+    save_exchange("pull.unknown_topic")
     client.committed_offset("billing", "orders", 0)
-    keep("query_offset")
+    save_exchange("query_offset")
     client.committed_offset("nobody", "payments", 0)
-    keep("query_offset.unknown_group")
+    save_exchange("query_offset.unknown_group")
     client.max_offset("orders", 0)
-    keep("max_offset")
+    save_exchange("max_offset")
     client.min_offset("orders", 0)
-    keep("min_offset")
+    save_exchange("min_offset")
     client.search_offset("orders", 0, timestamp_ms=0)
-    keep("search_offset")
+    save_exchange("search_offset")
     client.query_by_key("orders", "order-0")
-    keep("query_message")
+    save_exchange("query_message")
     client.query_by_key("orders", "no-such-key")
-    keep("query_message.not_found")
+    save_exchange("query_message.not_found")
     client.request(33, {"offset": 0})
-    keep("view_message")
+    save_exchange("view_message")
     client.request(33, {"offset": 3})
-    keep("view_message.not_found")
+    save_exchange("view_message.not_found")
     client.request(9_999)
-    keep("unsupported")
+    save_exchange("unsupported")
 
 
-def ask_as_old_client(namesrv_address: str) -> tuple[bytes, bytes]:
-    """The exchange for a route with a client older than 4.9.4: number keys come unquoted."""
+def old_client_exchange(namesrv_address: str) -> tuple[bytes, bytes]:
+    """Return the exchange of a route request from a client older than 4.9.4.
+
+    Numeric keys of the response have no quotes.
+    """
     with Client(namesrv_address, version=OLD_VERSION) as old:
         old.route("orders")
         return old.sent_frame, old.received_frame

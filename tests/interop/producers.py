@@ -1,6 +1,6 @@
-"""A transactional producer on one connection: parks halves, hears what it is asked, answers.
+"""A transactional producer on one connection, which parks halves and responds to checks.
 
-Bodies are names, so that what is asked about and what is delivered can be compared by them.
+A body is the name of its message, so that checks and delivered messages can be compared by it.
 """
 
 from __future__ import annotations
@@ -12,29 +12,26 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from tests.interop.records import decode_record
-from tests.interop.remoting import COMMIT, ROLLBACK, SUCCESS, UNKNOWN, Client, Sent
+from tests.interop.remoting import SUCCESS, UNKNOWN, Client, SendResult
 
 TOPIC, QUEUES = "orders", 2
-GROUP = "clerks"
+GROUP = "producers"
 STRANDED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-CHECK = 39
-END = 37
-PATIENCE_S = 30.0
+CHECK_TRANSACTION_STATE = 39
+END_TRANSACTION = 37
+TIMEOUT_S = 30.0
 _POLL_S = 0.1
-
-VERDICTS = {"commit": COMMIT, "rollback": ROLLBACK, "unknown": UNKNOWN}
 
 
 class Producer:
-    """Of one or more groups. What it is asked is in `asked`, once for every time."""
+    """A member of one or more groups. `checks` counts the checks of each message."""
 
     def __init__(self, address: str, *groups: str) -> None:
-        self.client = Client(address, timeout_s=PATIENCE_S)
-        self.asked: Counter[str] = Counter()
-        self.times: dict[str, str] = {}  # the check's own count, of the last check
-        self._answered: set[str] = set()
+        self.client = Client(address, timeout_s=TIMEOUT_S)
+        self.checks: Counter[str] = Counter()
+        self._decided: set[str] = set()
         try:
-            self.client.heartbeat("127.0.0.1@clerk", producer_groups=groups or (GROUP,))
+            self.client.heartbeat("127.0.0.1@producer", producer_groups=groups or (GROUP,))
         except BaseException:
             self.client.close()
             raise
@@ -52,9 +49,10 @@ class Producer:
 
     # Sending.
 
-    def park(self, name: str, *, group: str = GROUP, born_ms: int | None = None) -> Sent:
+    def park(self, name: str, *, group: str = GROUP, born_ms: int | None = None) -> SendResult:
+        """Send a half message with this name."""
         number = sum(map(ord, name))
-        properties = {"UNIQ_KEY": key_of(name), "TAGS": "tag", "KEYS": f"key-{name}"}
+        properties = {"UNIQ_KEY": unique_key(name), "TAGS": "tag", "KEYS": f"key-{name}"}
         return self.client.send_half(
             *(TOPIC, name.encode(), properties),
             queue_id=number % QUEUES,
@@ -62,49 +60,53 @@ class Producer:
             born_ms=born_ms,
         )
 
-    def end(self, half: Sent, verdict: int, *, group: str = GROUP) -> None:
-        answer = self.client.end_transaction(half, verdict, topic=TOPIC, group=group)
-        assert answer.code == SUCCESS, answer
+    def end(self, half: SendResult, verdict: int, *, group: str = GROUP) -> None:
+        response = self.client.end_transaction(half, verdict, topic=TOPIC, group=group)
+        assert response.code == SUCCESS, response
 
-    def settle(self, names: Iterable[str], verdict: int) -> None:
+    def park_and_end(self, names: Iterable[str], verdict: int) -> None:
         for name in names:
             self.end(self.park(name), verdict)
 
-    # Being asked.
+    # Checks.
 
-    def listen(self, plan: Mapping[str, int], *, seconds: float) -> None:
-        """Answer what is asked; every half for good only once, whoever asks again."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self._hear(plan, deadline)
+    def respond_to_checks(self, verdicts: Mapping[str, int], *, seconds: float) -> None:
+        """Respond to checks for `seconds`, with the verdict for each name.
 
-    def listen_until(self, done: Callable[[], bool], plan: Mapping[str, int]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not done():
-            assert time.monotonic() < deadline, f"asked so far: {dict(self.asked)}"
-            self._hear(plan, time.monotonic() + _POLL_S)
+        A name without a verdict gets no response. COMMIT and ROLLBACK are sent once, even if the
+        broker checks again.
+        """
+        deadline_s = time.monotonic() + seconds
+        while time.monotonic() < deadline_s:
+            self._respond_to_next_check(verdicts, deadline_s)
 
-    def _hear(self, plan: Mapping[str, int], deadline: float) -> None:
-        unasked = self.client.unasked
-        left = max(0.0, deadline - time.monotonic())
-        if not unasked and not select.select([self.client.socket], [], [], left)[0]:
+    def respond_until(self, condition: Callable[[], bool], verdicts: Mapping[str, int]) -> None:
+        """Respond to checks until the condition is true."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline_s, f"checks so far: {dict(self.checks)}"
+            self._respond_to_next_check(verdicts, time.monotonic() + _POLL_S)
+
+    def _respond_to_next_check(self, verdicts: Mapping[str, int], deadline_s: float) -> None:
+        remaining_s = max(0.0, deadline_s - time.monotonic())
+        is_pending = bool(self.client.pending_frames)
+        if not is_pending and not select.select([self.client.socket], [], [], remaining_s)[0]:
             return
-        header, body = unasked.pop(0) if unasked else self.client.receive_frame()
-        if header["code"] != CHECK:
+        header, body = self.client.next_frame()
+        if header["code"] != CHECK_TRANSACTION_STATE:
             return
         record = decode_record(body)
         name = record.body.decode()
-        self.asked[name] += 1
-        self.times[name] = record.properties.get("TRANSACTION_CHECK_TIMES", "")
+        self.checks[name] += 1
         assert record.topic == TOPIC
-        verdict = plan.get(name)
-        if verdict is None or name in self._answered:
+        verdict = verdicts.get(name)
+        if verdict is None or name in self._decided:
             return
         if verdict != UNKNOWN:
-            self._answered.add(name)
+            self._decided.add(name)
         fields = header["extFields"]
-        self.client.one_way(
-            END,
+        self.client.send_one_way(
+            END_TRANSACTION,
             {
                 "topic": TOPIC,
                 "producerGroup": record.properties["PGROUP"],
@@ -117,10 +119,10 @@ class Producer:
             },
         )
 
-    # Looking.
+    # Reading.
 
     def delivered(self) -> Counter[str]:
-        """Every message of the topic, by name."""
+        """Return how often each message is in the queues of the topic."""
         return Counter(
             record.body.decode()
             for queue_id in range(QUEUES)
@@ -128,5 +130,5 @@ class Producer:
         )
 
 
-def key_of(name: str) -> str:
+def unique_key(name: str) -> str:
     return f"7F000001{name.encode().hex().upper():0>48}"

@@ -1,4 +1,7 @@
-"""A decoder of stored records, to judge ours by. It shares no code with `escrowmq.message`."""
+"""An independent decoder of stored records, which checks ours.
+
+It shares no code with `escrowmq.message`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ MAGIC_V1, MAGIC_V2, MAGIC_BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
 
 
 class Record(NamedTuple):
-    """One stored message, field by field as it lies in the log."""
+    """A stored message, with its fields in the order of the log."""
 
     size: int
     magic: int
@@ -36,12 +39,12 @@ class Record(NamedTuple):
         return decode_properties(self.raw_properties.decode())
 
 
-_HEAD = struct.Struct(">IIIiiqqiq")  # up to and with the born time
+_HEAD = struct.Struct(">IIIiiqqiq")  # up to and including the born time
 assert _HEAD.size == 48
 
 
 def decode_records(data: bytes) -> list[Record]:
-    """Records that lie back to back, as in the body of a pull."""
+    """Return consecutive records, as in the body of a pull response."""
     records = []
     position = 0
     while position < len(data):
@@ -52,21 +55,22 @@ def decode_records(data: bytes) -> list[Record]:
 
 
 def decode_record(data: bytes, position: int = 0) -> Record:
+    """Return the record at a position. Raises ValueError if it is malformed."""
     size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = (
         _HEAD.unpack_from(data, position)
     )
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise ValueError(f"no record at {position}: magic {magic:#x}")
-    at = position + _HEAD.size
-    born_host, at = _host(data, at, six=bool(sys_flag & 16))
-    (stored_ms,) = struct.unpack_from(">q", data, at)
-    store_host, at = _host(data, at + 8, six=bool(sys_flag & 32))
-    reconsume_times, prepared_log_offset = struct.unpack_from(">iq", data, at)
-    body, at = _counted(data, at + 12, ">I")
-    topic, at = _counted(data, at, ">B" if magic == MAGIC_V1 else ">H")
-    raw_properties, at = _counted(data, at, ">H")
-    if at != position + size:
-        raise ValueError(f"the record at {position} says {size} bytes and has {at - position}")
+    cursor = position + _HEAD.size
+    born_host, cursor = _host(data, cursor, six=bool(sys_flag & 16))
+    (stored_ms,) = struct.unpack_from(">q", data, cursor)
+    store_host, cursor = _host(data, cursor + 8, six=bool(sys_flag & 32))
+    reconsume_times, prepared_log_offset = struct.unpack_from(">iq", data, cursor)
+    body, cursor = _counted(data, cursor + 12, ">I")
+    topic, cursor = _counted(data, cursor, ">B" if magic == MAGIC_V1 else ">H")
+    raw_properties, cursor = _counted(data, cursor, ">H")
+    if cursor != position + size:
+        raise ValueError(f"record at {position} declares {size} bytes, has {cursor - position}")
     return Record(
         size=size,
         magic=magic,
@@ -97,16 +101,16 @@ def encode_properties(properties: Mapping[str, str]) -> str:
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
 
 
-def _host(data: bytes, at: int, *, six: bool) -> tuple[str, int]:
+def _host(data: bytes, cursor: int, *, six: bool) -> tuple[str, int]:
     size, family = (16, socket.AF_INET6) if six else (4, socket.AF_INET)
-    address = socket.inet_ntop(family, data[at : at + size])
-    (port,) = struct.unpack_from(">i", data, at + size)
-    return f"{address}:{port}", at + size + 4
+    address = socket.inet_ntop(family, data[cursor : cursor + size])
+    (port,) = struct.unpack_from(">i", data, cursor + size)
+    return f"{address}:{port}", cursor + size + 4
 
 
-def _counted(data: bytes, at: int, count: str) -> tuple[bytes, int]:
-    (size,) = struct.unpack_from(count, data, at)
-    start = at + struct.calcsize(count)
+def _counted(data: bytes, cursor: int, count: str) -> tuple[bytes, int]:
+    (size,) = struct.unpack_from(count, data, cursor)
+    start = cursor + struct.calcsize(count)
     if start + size > len(data):
-        raise ValueError(f"{size} bytes at {start}, beyond the end of the data")
+        raise ValueError(f"{size} bytes at {start} reach beyond the end of the data")
     return data[start : start + size], start + size

@@ -1,4 +1,4 @@
-"""What we write for Apache to read: a store with something of everything in it."""
+"""Write a store with messages of every kind, which Apache RocketMQ must be able to serve."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.store.config_files import GroupConfig, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.store import MessageStore
-from tests.interop.script import LONG_GROUP
+from tests.interop.script import LONG_GROUP, unique_key
 from tests.interop.stores import HOST, Queue, open_store, read_all
 
 RETRY_TOPIC = "%RETRY%billing"
-LONG_TOPIC = f"%RETRY%{LONG_GROUP}"  # of the second layout, which 4.9.7 does not know
+LONG_TOPIC = f"%RETRY%{LONG_GROUP}"  # its records have the second layout, unknown to 4.9.7
 TOPICS = {"orders": 4, "payments": 2, RETRY_TOPIC: 1, LONG_TOPIC: 1, "later": 1}
 COMMITTED = {"orders@billing": {0: 3, 1: 2}, "payments@billing": {0: 33}, "orders@audit": {3: 1}}
 
@@ -36,13 +36,14 @@ SPAN_MS = 60_000  # between the oldest and the newest message
 
 
 @dataclass
-class Laid:
-    """What lies in a store, by queue, as bytes of the log, and which keys lead where."""
+class StoreContents:
+    """The contents of a store: the records of each queue as bytes, and the log offsets by key."""
 
     end: int = 0
     queues: dict[Queue, list[bytes]] = field(default_factory=dict)
     keys: dict[tuple[str, str], set[int]] = field(default_factory=dict)
-    hidden: dict[Queue, int] = field(default_factory=dict)  # how many that nobody is shown
+    # Number of messages in queues that the broker does not let clients pull.
+    hidden: dict[Queue, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -53,61 +54,73 @@ class Laid:
             yield from messages
 
 
-def lay_store(directory: Path, settings: StoreConfig, *, version: str, count: int) -> Laid:
-    """Written by us and closed in order."""
+def write_store(
+    directory: Path, settings: StoreConfig, *, version: str, count: int
+) -> StoreContents:
+    """Write a store and close it cleanly."""
     store = open_store(directory, settings)
-    laid = append_samples(store, sample_records(version, count), began_ms=now_ms() - SPAN_MS)
+    contents = append_samples(store, sample_records(version, count), start_ms=now_ms() - SPAN_MS)
     store.close()
-    lay_config(directory)
-    return laid
+    write_config(directory)
+    return contents
 
 
-def lay_killed_store(directory: Path, settings: StoreConfig, *, version: str, count: int) -> Laid:
-    """Written by us and given up: queues and keys end at a checkpoint, and the log in a tear."""
+def write_killed_store(
+    directory: Path, settings: StoreConfig, *, version: str, count: int
+) -> StoreContents:
+    """Write a store as a killed broker leaves it.
+
+    Queues and keys end at a checkpoint in the middle; the log has a torn end.
+    """
     store = open_store(directory, settings)
     records = list(sample_records(version, count))
-    began_ms = now_ms() - SPAN_MS
-    append_samples(store, iter(records[: count // 2]), began_ms=began_ms)
+    start_ms = now_ms() - SPAN_MS
+    append_samples(store, iter(records[: count // 2]), start_ms=start_ms)
     store.checkpoint()
-    append_samples(store, iter(records[count // 2 :]), began_ms=began_ms + SPAN_MS // 2)
-    laid = what_lies_in(store)
+    append_samples(store, iter(records[count // 2 :]), start_ms=start_ms + SPAN_MS // 2)
+    contents = contents_of(store)
     torn = NewRecord(topic="orders", queue_id=0, body=b"torn" * 200)
-    [placed] = store.append([torn], now_ms=now_ms())
+    [appended] = store.append([torn], now_ms=now_ms())
     store.flush()
     store.abandon()
-    lay_config(directory)
-    with (directory / "commitlog" / log_file(placed.log_offset, settings)).open("r+b") as log:
-        log.seek(placed.log_offset % settings.segment_bytes + placed.size - 300)
+    write_config(directory)
+    # Overwrite the end of the last record, as if it had not reached the disk.
+    with (directory / "commitlog" / log_file(appended.log_offset, settings)).open("r+b") as log:
+        log.seek(appended.log_offset % settings.segment_bytes + appended.size - 300)
         log.write(bytes(300))
-    return laid
+    return contents
 
 
 def log_file(log_offset: int, settings: StoreConfig) -> str:
     return f"{log_offset - log_offset % settings.segment_bytes:020d}"
 
 
-def append_samples(store: MessageStore, records: Iterator[NewRecord], *, began_ms: int) -> Laid:
-    """Some one by one, some together; a few milliseconds apart."""
+def append_samples(
+    store: MessageStore, records: Iterator[NewRecord], *, start_ms: int
+) -> StoreContents:
+    """Append records one by one, every fifth with the next three in one batch, 7 ms apart."""
     for number, record in enumerate(records):
         batch = [record]
         if number % 5 == 4:
             batch += [following for _, following in zip(range(3), records, strict=False)]
-        store.append(batch, now_ms=began_ms + 7 * number)
-    return what_lies_in(store)
+        store.append(batch, now_ms=start_ms + 7 * number)
+    return contents_of(store)
 
 
-def what_lies_in(store: MessageStore) -> Laid:
-    laid = Laid(end=store.end)
+def contents_of(store: MessageStore) -> StoreContents:
+    """Return what a broker must serve of this store. The key index lacks rolled-back records."""
+    contents = StoreContents(end=store.end)
     for topic, queue_id in store.queues():
-        laid.queues[topic, queue_id] = read_all(store, topic, queue_id)
+        contents.queues[topic, queue_id] = read_all(store, topic, queue_id)
     for record in store.records():
         if record.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK:
             for key in keys_of(record.properties):
-                laid.keys.setdefault((record.topic, key), set()).add(record.log_offset)
-    return laid
+                contents.keys.setdefault((record.topic, key), set()).add(record.log_offset)
+    return contents
 
 
 def keys_of(properties: bytes) -> list[str]:
+    """Return the keys of a record and its unique key."""
     pairs = dict(item.split("\x01", 1) for item in properties.decode().split("\x02") if item)
     return [*pairs.get("KEYS", "").split(), *([pairs["UNIQ_KEY"]] if "UNIQ_KEY" in pairs else [])]
 
@@ -116,12 +129,13 @@ def keys_of(properties: bytes) -> list[str]:
 
 
 def sample_records(version: str, count: int) -> Iterator[NewRecord]:
-    yield special("a half as records of old had it", sys_flag=TRANSACTION_PREPARED)
-    yield special("never to be seen", sys_flag=TRANSACTION_ROLLBACK)
+    """Yield records with rare fields, then `count` ordinary ones."""
+    yield special("prepared as in old logs", sys_flag=TRANSACTION_PREPARED)
+    yield special("rolled back", sys_flag=TRANSACTION_ROLLBACK)
     yield special("committed", sys_flag=TRANSACTION_COMMIT, prepared_offset=17)
-    yield special("again", topic=RETRY_TOPIC, reconsume_times=3)
+    yield special("retried", topic=RETRY_TOPIC, reconsume_times=3)
     if version != "4.9.7":
-        yield special("of a long topic", topic=LONG_TOPIC, reconsume_times=1)
+        yield special("long topic", topic=LONG_TOPIC, reconsume_times=1)
     for number in range(count):
         yield sample(number)
 
@@ -166,10 +180,6 @@ def new_record(
     )
 
 
-def unique_key(number: int) -> str:
-    return f"7F000001{number:024X}"
-
-
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -177,7 +187,8 @@ def now_ms() -> int:
 # --- configuration -----------------------------------------------------------------------------
 
 
-def lay_config(directory: Path) -> None:
+def write_config(directory: Path) -> None:
+    """Write the topics, groups and committed offsets of the samples."""
     disk, version = RealDisk(directory), DataVersion(timestamp=now_ms(), counter=1)
     topics = {
         topic: TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
@@ -190,6 +201,7 @@ def lay_config(directory: Path) -> None:
 
 
 def add_topic(directory: Path, topic: str) -> None:
+    """Add a topic with one queue to the configuration of a store."""
     file = topics_file(RealDisk(directory))
     topics = file.entries("topicConfigTable", TopicConfig)
     topics[topic] = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)

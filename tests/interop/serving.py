@@ -1,9 +1,8 @@
-"""What a live broker serves of a store, as bytes, and what it complained about in its logs."""
+"""Check what a running broker serves of a store, send to it, and read the errors in its logs."""
 
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,55 +12,58 @@ from tests.interop.remoting import (
     COMMIT,
     HALF_TOPIC,
     OP_TOPIC,
-    PULL_NOT_FOUND,
     ROLLBACK,
     SUCCESS,
     Client,
-    Refused,
+    ResponseError,
 )
-from tests.interop.samples import Laid, now_ms, unique_key
-from tests.interop.script import SCHEDULE_TOPIC
-from tests.interop.stores import Queue, cut
+from tests.interop.samples import StoreContents, now_ms
+from tests.interop.script import SCHEDULE_TOPIC, unique_key, wait_for_messages, wait_for_ops
+from tests.interop.stores import Queue, split_records
 
-AWAIT_S = 30
 SYSTEM_TOPICS = (HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC)
 
 
 def pull_bytes(client: Client, topic: str, queue_id: int) -> list[bytes]:
-    """Every message of a queue, as it came over the wire."""
+    """Return every message of a queue as the bytes that the broker sent."""
     records: list[bytes] = []
-    at, end = client.min_offset(topic, queue_id), client.max_offset(topic, queue_id)
-    while at < end:
-        answer = client.pull(topic, queue_id, at)
-        if answer.code != SUCCESS:
-            raise Refused(11, answer)
-        records += cut(answer.body)
-        at = int(answer.ext_fields["nextBeginOffset"])
+    queue_offset, end = client.min_offset(topic, queue_id), client.max_offset(topic, queue_id)
+    while queue_offset < end:
+        response = client.pull(topic, queue_id, queue_offset)
+        if response.code != SUCCESS:
+            raise ResponseError(11, response)
+        records += split_records(response.body)
+        queue_offset = int(response.ext_fields["nextBeginOffset"])
     return records
 
 
-def assert_serves(client: Client, laid: Laid) -> None:
-    """Every message by its queue and by its place, and every key."""
-    for (topic, queue_id), messages in laid.queues.items():
+def assert_serves(client: Client, contents: StoreContents) -> None:
+    """Check every queue, a sample of the messages by log offset, and every key."""
+    for (topic, queue_id), messages in contents.queues.items():
         assert client.min_offset(topic, queue_id) == 0
         assert client.max_offset(topic, queue_id) == len(messages), f"{topic} {queue_id}"
         assert pull_bytes(client, topic, queue_id) == messages, f"{topic} {queue_id}"
         for message in messages[:: max(1, len(messages) // 5)]:
             log_offset = decode_record(message).log_offset
             assert client.expect(33, {"offset": log_offset}).body == message
-    for (topic, key), log_offsets in laid.keys.items():
-        found = client.query_by_key(topic, key)
-        assert {record.log_offset for record in found} == log_offsets, f"{topic} {key}"
+    for (topic, key), log_offsets in contents.keys.items():
+        records = client.query_by_key(topic, key)
+        assert {record.log_offset for record in records} == log_offsets, f"{topic} {key}"
 
 
-def assert_finds_by_time(client: Client, laid: Laid, *, queue: Queue, version: str) -> None:
-    """A queue of one file: 4.9.7 cannot be relied on with several. See test_fixture_stores.py."""
-    times = [decode_record(message).stored_ms for message in laid.queues[queue]]
+def assert_finds_by_time(
+    client: Client, contents: StoreContents, *, queue: Queue, version: str
+) -> None:
+    """Check searches by time in a queue with one file.
+
+    4.9.7 may search the wrong file if there are several: see test_fixture_stores.py.
+    """
+    times = [decode_record(message).stored_ms for message in contents.queues[queue]]
     for number, stored_ms in enumerate(times):
-        found = client.search_offset(*queue, timestamp_ms=stored_ms)
-        assert times[found] == stored_ms
+        queue_offset = client.search_offset(*queue, timestamp_ms=stored_ms)
+        assert times[queue_offset] == stored_ms
         if version != "4.9.7":
-            assert found == times.index(stored_ms)
+            assert queue_offset == times.index(stored_ms)
             assert client.search_offset(*queue, timestamp_ms=stored_ms - 1) <= number
     assert client.search_offset(*queue, timestamp_ms=0) == 0
 
@@ -70,9 +72,10 @@ def assert_finds_by_time(client: Client, laid: Laid, *, queue: Queue, version: s
 
 
 def send_everything(client: Client, count: int, *, delay_levels: Sequence[int]) -> None:
-    """Plain messages, batches, three halves (one committed, one rolled back), delays.
+    """Send `count` plain messages, batches, three halves and a message for each delay level.
 
-    Level 1 is due after a second and waited for.
+    One half is committed, one rolled back. Returns when the message of level 1, which is due after
+    a second, is delivered.
     """
     client.create_topic("orders", queues=4)
     client.create_topic("payments", queues=2)
@@ -91,13 +94,12 @@ def send_everything(client: Client, count: int, *, delay_levels: Sequence[int]) 
     ]
     assert client.end_transaction(halves[0], COMMIT, topic="orders").code == SUCCESS
     assert client.end_transaction(halves[1], ROLLBACK, topic="orders").code == SUCCESS
-    # 5.x gathers ops for a while. 4.x refuses to show them, but tells how many there are.
-    are_gathered = client.pull(OP_TOPIC, 0, 0).code in (SUCCESS, PULL_NOT_FOUND)
-    _await(client, (OP_TOPIC, 0), 1 if are_gathered else 2)
-    _await(client, ("orders", 2), len(range(2, count, 4)) + (1 in delay_levels))
+    wait_for_ops(client, decided=2)
+    wait_for_messages(client, ("orders", 2), len(range(2, count, 4)) + (1 in delay_levels))
 
 
 def send_batch(client: Client, topic: str, numbers: range) -> None:
+    """Send a batch of messages to queue 1."""
     body = b""
     for number in numbers:
         text = f"message {number} of a batch".encode()
@@ -105,19 +107,12 @@ def send_batch(client: Client, topic: str, numbers: range) -> None:
         properties = encode_properties(keys).encode()
         head = struct.pack(">iiiii", 22 + len(text) + len(properties), 0, 0, number, len(text))
         body += head + text + struct.pack(">h", len(properties)) + properties
-    named = {"a": "interop-producers", "b": topic, "c": "TBW102", "d": 4, "e": 1, "f": 0}
-    rest = {"g": now_ms(), "h": 0, "i": "", "j": 0, "k": False, "m": True}
-    client.expect(320, {**named, **rest}, body)
+    target = {"a": "interop-producers", "b": topic, "c": "TBW102", "d": 4, "e": 1, "f": 0}
+    options = {"g": now_ms(), "h": 0, "i": "", "j": 0, "k": False, "m": True}
+    client.expect(320, {**target, **options}, body)
 
 
-def _await(client: Client, queue: Queue, count: int) -> None:
-    deadline = time.monotonic() + AWAIT_S
-    while client.max_offset(*queue) < count:
-        assert time.monotonic() < deadline, f"{queue} has not {count} messages"
-        time.sleep(0.05)
-
-
-# --- looking -----------------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------
 
 SENT_QUEUES: list[Queue] = [
     *(("orders", queue_id) for queue_id in range(4)),
@@ -129,29 +124,31 @@ SENT_QUEUES: list[Queue] = [
 ]
 
 
-def what_is_served(client: Client, keys: list[tuple[str, str]]) -> Laid:
-    """What a client can see of what `send_everything` sent."""
-    seen = Laid()
+def served_contents(client: Client, keys: list[tuple[str, str]]) -> StoreContents:
+    """Return what a client can read of the messages from `send_everything`."""
+    contents = StoreContents()
     for queue in SENT_QUEUES:
         try:
-            seen.queues[queue] = pull_bytes(client, *queue)
-        except Refused:  # 4.9.7, of the topics of transactions
-            seen.hidden[queue] = client.max_offset(*queue)
+            contents.queues[queue] = pull_bytes(client, *queue)
+        except ResponseError:  # 4.9.7 refuses to serve the half topic and the op topic
+            contents.hidden[queue] = client.max_offset(*queue)
     for topic, key in keys:
-        found = client.query_by_key(topic, key)
-        seen.keys[topic, key] = {record.log_offset for record in found}
-    return seen
+        records = client.query_by_key(topic, key)
+        contents.keys[topic, key] = {record.log_offset for record in records}
+    return contents
 
 
-def complaints(rocketmq: ApacheRocketMQ, *, since: Mapping[Path, int] | None = None) -> list[str]:
-    """Errors in the logs of the broker, from where `log_sizes` found them to end once."""
-    found = []
+def logged_errors(
+    rocketmq: ApacheRocketMQ, *, since: Mapping[Path, int] | None = None
+) -> list[str]:
+    """Return the errors in the logs of the broker, after the sizes that `log_sizes` returned."""
+    errors = []
     for log in _logs(rocketmq):
         with log.open("rb") as file:
             file.seek((since or {}).get(log, 0))
             lines = file.read().decode(errors="replace").splitlines()
-        found += [f"{log.name}: {line}" for line in lines if " ERROR " in line or "[BUG]" in line]
-    return found
+        errors += [f"{log.name}: {line}" for line in lines if " ERROR " in line or "[BUG]" in line]
+    return errors
 
 
 def log_sizes(rocketmq: ApacheRocketMQ) -> dict[Path, int]:
@@ -159,6 +156,6 @@ def log_sizes(rocketmq: ApacheRocketMQ) -> dict[Path, int]:
 
 
 def _logs(rocketmq: ApacheRocketMQ) -> list[Path]:
-    """4.x speaks to its output, 5.x has files."""
+    """Return the log files: 4.9.7 logs to its standard output, 5.5.0 to files."""
     files = sorted((rocketmq.directory / "logs" / "rocketmqlogs").glob("*.log"))
     return [rocketmq.directory / "broker.out", *files]

@@ -1,4 +1,4 @@
-"""Our store beside Apache's: the same settings, and the bytes and records of a directory."""
+"""Open a store with the settings of a broker, and read its files as bytes and records."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.interop.records import MAGIC_BLANK, Record, decode_record
 
 HOST = encode_host("127.0.0.1", 10911)
 
-Queue = tuple[str, int]
+Queue = tuple[str, int]  # topic and queue id
 
 
 def settings_of(conf: Mapping[str, object]) -> StoreConfig:
-    """What a broker.conf says, as far as it is about the store."""
-    ours: dict[str, Any] = {
+    """Return the settings of a broker.conf that configure the store."""
+    values: dict[str, Any] = {
         setting.name: setting.type.parse(str(conf[setting.key]))
         for setting in SETTINGS
         if setting.group == "store" and setting.key in conf
     }
-    return StoreConfig(**ours)
+    return StoreConfig(**values)
 
 
 def open_store(directory: Path, settings: StoreConfig) -> MessageStore:
@@ -35,7 +35,7 @@ def open_store(directory: Path, settings: StoreConfig) -> MessageStore:
 
 
 def file_bytes(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory, by its name from there."""
+    """Return the contents of every file in a directory, by its relative path."""
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))
@@ -44,8 +44,8 @@ def file_bytes(directory: Path) -> dict[str, bytes]:
 
 
 def log_bytes(commitlog: Path) -> dict[int, bytes]:
-    """Every record of a log by where it lies, found without our code. Reads no unwritten part."""
-    found = {}
+    """Return every record of a log by its log offset, read without the code under test."""
+    records = {}
     for path in sorted(commitlog.iterdir()):
         base, position = int(path.name), 0
         with path.open("rb") as log:
@@ -53,9 +53,9 @@ def log_bytes(commitlog: Path) -> dict[int, bytes]:
                 size, magic = int.from_bytes(head[:4], "big"), int.from_bytes(head[4:], "big")
                 if size == 0 or magic == MAGIC_BLANK:
                     break
-                found[base + position] = head + log.read(size - 8)
+                records[base + position] = head + log.read(size - 8)
                 position += size
-    return found
+    return records
 
 
 def log_records(commitlog: Path) -> list[Record]:
@@ -63,50 +63,49 @@ def log_records(commitlog: Path) -> list[Record]:
 
 
 def read_all(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
-    """Every message of a queue, as a pull would get it from us."""
+    """Return every message of a queue, as a pull from our broker returns it."""
     records: list[bytes] = []
     queue_offset = store.min_offset(topic, queue_id)
     while queue_offset < store.max_offset(topic, queue_id):
-        found = store.read(topic, queue_id, queue_offset)
-        assert found.status is ReadStatus.FOUND, found
-        body = b"".join(found.slices)
-        pulled = cut(body)
-        assert len(pulled) == found.count
-        records += pulled
-        queue_offset = found.next_offset
+        result = store.read(topic, queue_id, queue_offset)
+        assert result.status is ReadStatus.FOUND, result
+        read_records = split_records(b"".join(result.slices))
+        assert len(read_records) == result.count
+        records += read_records
+        queue_offset = result.next_offset
     return records
 
 
-def cut(body: bytes) -> list[bytes]:
-    """The records in the body of a pull, one by one."""
-    records, at = [], 0
-    while at < len(body):
-        size = int.from_bytes(body[at : at + 4], "big")
-        records.append(body[at : at + size])
-        at += size
+def split_records(body: bytes) -> list[bytes]:
+    """Split the body of a pull response into its records."""
+    records, position = [], 0
+    while position < len(body):
+        size = int.from_bytes(body[position : position + 4], "big")
+        records.append(body[position : position + size])
+        position += size
     return records
 
 
-def as_record(ours: StoredRecord) -> Record:
-    """What we decoded, as the independent decoder would tell it."""
+def as_record(stored: StoredRecord) -> Record:
+    """Return a record that our code decoded, in the type of the independent decoder."""
     return Record(
-        size=ours.size,
-        magic=ours.magic,
-        body_crc=ours.body_crc,
-        queue_id=ours.queue_id,
-        flag=ours.flag,
-        queue_offset=ours.queue_offset,
-        log_offset=ours.log_offset,
-        sys_flag=ours.sys_flag,
-        born_ms=ours.born_ms,
-        born_host=host_text(ours.born_host),
-        stored_ms=ours.stored_ms,
-        store_host=host_text(ours.store_host),
-        reconsume_times=ours.reconsume_times,
-        prepared_log_offset=ours.prepared_offset,
-        body=bytes(ours.body),
-        topic=ours.topic,
-        raw_properties=ours.properties,
+        size=stored.size,
+        magic=stored.magic,
+        body_crc=stored.body_crc,
+        queue_id=stored.queue_id,
+        flag=stored.flag,
+        queue_offset=stored.queue_offset,
+        log_offset=stored.log_offset,
+        sys_flag=stored.sys_flag,
+        born_ms=stored.born_ms,
+        born_host=host_text(stored.born_host),
+        stored_ms=stored.stored_ms,
+        store_host=host_text(stored.store_host),
+        reconsume_times=stored.reconsume_times,
+        prepared_log_offset=stored.prepared_offset,
+        body=bytes(stored.body),
+        topic=stored.topic,
+        raw_properties=stored.properties,
     )
 
 
@@ -115,20 +114,20 @@ def host_text(host: bytes) -> str:
     return f"{socket.inet_ntop(family, host[:-4])}:{int.from_bytes(host[-4:], 'big')}"
 
 
-def encoded_again(ours: StoredRecord) -> bytes:
-    """A record that was read, written once more from its fields."""
+def reencode(stored: StoredRecord) -> bytes:
+    """Encode a decoded record again, from its fields."""
     record = NewRecord(
-        topic=ours.topic,
-        queue_id=ours.queue_id,
-        body=bytes(ours.body),
-        properties=ours.properties,
-        flag=ours.flag,
-        sys_flag=ours.sys_flag,
-        born_ms=ours.born_ms,
-        born_host=ours.born_host,
-        reconsume_times=ours.reconsume_times,
-        prepared_offset=ours.prepared_offset,
+        topic=stored.topic,
+        queue_id=stored.queue_id,
+        body=bytes(stored.body),
+        properties=stored.properties,
+        flag=stored.flag,
+        sys_flag=stored.sys_flag,
+        born_ms=stored.born_ms,
+        born_host=stored.born_host,
+        reconsume_times=stored.reconsume_times,
+        prepared_offset=stored.prepared_offset,
     )
     return encode_record(
-        record, ours.queue_offset, ours.log_offset, ours.stored_ms, ours.store_host
+        record, stored.queue_offset, stored.log_offset, stored.stored_ms, stored.store_host
     )

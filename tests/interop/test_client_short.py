@@ -1,4 +1,4 @@
-"""A few of the client's tests against Apache RocketMQ, one after the other on one broker."""
+"""Run a few tests of our client against Apache RocketMQ, with one broker for all of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.e2e.client.test_orderly import (
 from tests.e2e.client.test_push_consumer import (
     test_a_message_comes_again_after_an_exception as retries,
 )
-from tests.interop.test_client_suite import start
-from tests.interop.test_client_suite import test_an_sql_filter_is_the_broker_s as filters
+from tests.interop.test_client_suite import new_broker
+from tests.interop.test_client_suite import test_the_broker_applies_an_sql_filter as filters
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 
-async def test_the_client_gets_on_with_apache_rocketmq(tmp_path: Path) -> None:
-    with start("5.5.0", tmp_path / "broker") as apache:
+async def test_the_client_works_with_apache_rocketmq(tmp_path: Path) -> None:
+    with new_broker("5.5.0", tmp_path / "broker") as apache:
         for scenario in (shares, retries, keeps_order, broadcasts, pulls, filters):
-            wants_directory = "tmp_path" in inspect.signature(scenario).parameters
-            await scenario(apache, *([tmp_path] if wants_directory else []))
+            needs_directory = "tmp_path" in inspect.signature(scenario).parameters
+            await scenario(apache, *([tmp_path] if needs_directory else []))

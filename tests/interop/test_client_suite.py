@@ -1,8 +1,7 @@
-"""The client's own tests once more, against Apache RocketMQ: the same functions, another broker.
+"""Run the tests of our client, which `tests/e2e` runs against our broker, against Apache RocketMQ.
 
-`tests/e2e` runs them against ours. What RocketMQ alone can do is here: SQL filters, and operators'
-questions that a broker passes on to its consumers. A few of them all run in CI, too: see
-`test_client_short.py`.
+Additional tests here cover SQL filters, and requests of an operator that the broker forwards to its
+consumers. CI runs a few of the tests: see `test_client_short.py`.
 """
 
 from __future__ import annotations
@@ -30,28 +29,26 @@ from tests.e2e.client import (
 from tests.interop import jars
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import Client
+from tests.interop.skipping import call_or_skip
 from tests.support.clients import CONF, WAIT_S, Broker, numbered, receive, send, until
 
 pytestmark = [pytest.mark.apache, pytest.mark.nightly]
 
 SETTINGS = {**CONF, "enablePropertyFilter": True, "autoCreateTopicEnable": True}
-RUNNING, DIRECTLY, RESET, STATUS = 307, 309, 222, 223  # as an operator's tool asks a broker
+# Requests of an operator's tool to a broker.
+GET_RUNNING_INFO, CONSUME_DIRECTLY, RESET_OFFSETS, GET_CONSUMER_STATUS = 307, 309, 222, 223
 
 
 class Apache(ApacheRocketMQ):
-    """With what tests of the client ask of ours."""
+    """A broker with the methods that the tests of our client use."""
 
     def client(self) -> Client:
         return Client(self.address)
 
 
-def start(version: str, directory: Path) -> Apache:
-    if reason := jars.find():
-        pytest.skip(reason)
-    try:
-        jars.fetch(version)
-    except jars.Unavailable as error:
-        pytest.skip(str(error))
+def new_broker(version: str, directory: Path) -> Apache:
+    """Return a broker that is not started yet. Skips the test if it cannot run here."""
+    call_or_skip(f"RocketMQ {version}", lambda: jars.fetch(version))
     return Apache(version, directory, SETTINGS)
 
 
@@ -59,37 +56,40 @@ def start(version: str, directory: Path) -> Apache:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Apache]:
-    apache = start(request.param, tmp_path_factory.mktemp("apache"))
+    apache = new_broker(request.param, tmp_path_factory.mktemp("apache"))
     with apache:
         yield apache
 
 
-def take_over(module: ModuleType, names: Collection[str] = ()) -> None:
-    """Its tests are tests here too; they find the broker of this file under the same name."""
+def include_tests(module: ModuleType, names: Collection[str] = ()) -> None:
+    """Add tests of a module to this one, all of them or those with these names.
+
+    They use the fixture `served` of this module, which has the name of theirs.
+    """
     for name, test in list(vars(module).items()):
         if not name.startswith("test_") or not callable(test) or (names and name not in names):
             continue
         if "served" in test.__code__.co_varnames[: test.__code__.co_argcount]:
-            assert name not in globals(), f"{name} is there twice"
+            assert name not in globals(), f"there are two tests named {name}"
             globals()[name] = test
 
 
-for each in (
+for module in (
     test_broadcast,
     test_consumer,
     test_lite_consumer,
     test_orderly,
     test_push_consumer,
 ):
-    take_over(each)
-take_over(
+    include_tests(module)
+include_tests(
     test_request_reply,
     {
         "test_each_request_gets_its_own_reply",
         "test_a_missing_reply_raises_and_a_late_one_is_dropped",
     },
 )
-take_over(
+include_tests(
     test_producer,
     {
         "test_a_message_is_received_as_it_was_sent",
@@ -99,70 +99,76 @@ take_over(
 )
 
 
-async def test_an_sql_filter_is_the_broker_s(served: Broker) -> None:
+async def test_the_broker_applies_an_sql_filter(served: Broker) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         for price in range(8):
             message = Message("priced", b"%d" % price, properties={"price": str(price)})
             await producer.send(message)
     subscribe = {"priced": SqlFilter("price BETWEEN 3 AND 5")}
-    one = Consumer(served.namesrv_address, group="g-sql", subscribe=subscribe)
-    async with one:
-        assert sorted(await receive(one, 3)) == [b"3", b"4", b"5"]
+    consumer = Consumer(served.namesrv_address, group="g-sql", subscribe=subscribe)
+    async with consumer:
+        assert sorted(await receive(consumer, 3)) == [b"3", b"4", b"5"]
     async with PullConsumer(served.namesrv_address, group="g-sql") as puller:
-        found = []
+        messages = []
         for queue in await puller.queues("priced"):
-            found += (await puller.pull(queue, 0, SqlFilter("price > 6"))).messages
-        assert [message.body for message in found] == [b"7"]
-    bad = Consumer(
+            messages += (await puller.pull(queue, 0, SqlFilter("price > 6"))).messages
+        assert [message.body for message in messages] == [b"7"]
+    with_bad_filter = Consumer(
         served.namesrv_address, group="g-bad", subscribe={"priced": SqlFilter("price >")}
     )
     with pytest.raises(InvalidSubscription, match="price >"):
-        async with bad:
+        async with with_bad_filter:
             pass
 
 
-async def test_an_operator_asks_through_the_broker(served: Broker) -> None:
+async def test_requests_of_an_operator_reach_the_consumer_through_the_broker(
+    served: Broker,
+) -> None:
     await send(served, "operated", *numbered(8))
     consumer = Consumer(served.namesrv_address, group="g-operated")
-    seen: list[ReceivedMessage] = []
+    received: list[ReceivedMessage] = []
 
     @consumer.on("operated")
     async def handle(message: ReceivedMessage) -> None:
-        seen.append(message)
+        received.append(message)
 
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(seen) == 8)
+    await until(lambda: len(received) == 8)
     # Private: the state of a member has no public view.
     await consumer._rebalancer.commit()
     # Private: the state of a member has no public view.
     client_id = consumer._rebalancer.heartbeat.client_id
 
-    def ask(code: int, **fields: object) -> bytes:
+    def request(code: int, **fields: object) -> bytes:
         with Client(served.address, timeout_s=WAIT_S) as client:
             return client.expect(code, fields).body
 
-    told = await asyncio.to_thread(ask, RUNNING, consumerGroup="g-operated", clientId=client_id)
-    assert b"PROP_CONSUME_TYPE" in told
-    assert b'"topic": "operated"' in told
+    running_info = await asyncio.to_thread(
+        request, GET_RUNNING_INFO, consumerGroup="g-operated", clientId=client_id
+    )
+    assert b"PROP_CONSUME_TYPE" in running_info
+    assert b'"topic": "operated"' in running_info
 
-    told = await asyncio.to_thread(ask, STATUS, topic="operated", group="g-operated")
-    table = told[told.index(b"consumerTable") :]
+    status = await asyncio.to_thread(
+        request, GET_CONSUMER_STATUS, topic="operated", group="g-operated"
+    )
+    table = status[status.index(b"consumerTable") :]
     assert sum(decode_queue_offsets(table).values()) == 8
 
-    told = await asyncio.to_thread(
-        ask,
-        DIRECTLY,
+    result = await asyncio.to_thread(
+        request,
+        CONSUME_DIRECTLY,
         consumerGroup="g-operated",
         clientId=client_id,
-        msgId=seen[0].offset_id,
-        brokerName=seen[0].broker,
+        msgId=received[0].offset_id,
+        brokerName=received[0].broker,
     )
-    assert json.loads(told)["consumeResult"] == "CR_SUCCESS"
-    assert len(seen) == 9
+    assert json.loads(result)["consumeResult"] == "CR_SUCCESS"
+    assert len(received) == 9
 
     await asyncio.to_thread(
-        ask, RESET, topic="operated", group="g-operated", timestamp=0, isForce=True
+        request, RESET_OFFSETS, topic="operated", group="g-operated", timestamp=0, isForce=True
     )
-    await until(lambda: len(seen) == 17)
+    await until(lambda: len(received) == 17)
     await consumer.close()
     await running

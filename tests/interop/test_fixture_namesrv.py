@@ -1,4 +1,4 @@
-"""Answers of real name servers: ours has the same shape, and ours is asked with the same bytes."""
+"""Our name server responds to captured requests like the real name servers did."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from escrowmq.remoting.bodies import TopicRoute, decode_body
 from escrowmq.remoting.codes import JSON
 from escrowmq.remoting.command import Command, decode_command
 from escrowmq.remoting.connection import Connection
-from escrowmq.remoting.frame import Frame, FrameDecoder
 from escrowmq.remoting.requests import Request
 from tests.interop import fixtures
+from tests.interop.fixtures import single_frame
 from tests.interop.remoting import loads
 
 every_version = pytest.mark.parametrize("version", fixtures.VERSIONS)
 every_route = pytest.mark.parametrize("name", ["route", "route.old_client"])
 
 
-def one_frame(data: bytes) -> Frame:
-    reader = FrameDecoder(Frame)
-    reader.receive(data)
-    [frame] = reader.frames()
-    return frame
+def captured_response(version: str, name: str) -> tuple[Command, str]:
+    """Return the header and the body of a captured response."""
+    _, response = fixtures.exchange(version, name)
+    return _decode(response)
 
 
-def theirs(version: str, name: str) -> tuple[Command, str]:
-    frame = one_frame(fixtures.exchange(version, name)[1])
+def _decode(response: bytes) -> tuple[Command, str]:
+    frame = single_frame(response)
     return decode_command(JSON, frame.header), str(frame.body, "utf-8")
 
 
-def ours(version: str, name: str) -> tuple[Command, str]:
-    """Our answer to the request they were asked, from a name server that knows the same."""
+def our_response(version: str, name: str) -> tuple[Command, str]:
+    """Return our response to the captured request, from a name server with the same route."""
     server = NameServer()
-    told = theirs(version, name)[1] or theirs(version, "route")[1]
-    known = decode_body(TopicRoute, told.encode())
-    [broker], [queues] = known.broker_datas, known.queue_datas
+    _, captured_body = captured_response(version, name)
+    if not captured_body:  # the response about an unknown topic
+        _, captured_body = captured_response(version, "route")
+    route = decode_body(TopicRoute, captured_body.encode())
+    [broker], [queues] = route.broker_datas, route.queue_datas
     orders = TopicConfig(
         topic_name="orders",
         read_queue_nums=queues.read_queue_nums,
@@ -54,16 +55,15 @@ def ours(version: str, name: str) -> tuple[Command, str]:
         topics=(orders,),
     )
     server.routes.register(registration, None, now_ms=0)
-    line = Connection()
-    line.receive(fixtures.exchange(version, name)[0])
-    [request] = line.events()
+    connection = Connection()
+    connection.receive(fixtures.exchange(version, name)[0])
+    [request] = connection.events()
     assert isinstance(request, Request)
-    frame = one_frame(server.handle(request, None, now_ms=0))
-    return decode_command(JSON, frame.header), str(frame.body, "utf-8")
+    return _decode(server.handle(request, None, now_ms=0))
 
 
 def without_acting_master(route: dict[str, Any]) -> dict[str, Any]:
-    """4.x does not know it; we say it to everybody, as 5.x does."""
+    """Return the route without a field that 4.9.7 lacks; we always send it, like 5.5.0."""
     for broker in route["brokerDatas"]:
         broker.pop("enableActingMaster", None)
     return route
@@ -71,11 +71,11 @@ def without_acting_master(route: dict[str, Any]) -> dict[str, Any]:
 
 @every_route
 @every_version
-def test_our_route_has_the_keys_and_values_of_theirs(version: str, name: str) -> None:
-    their_head, their_body = theirs(version, name)
-    our_head, our_body = ours(version, name)
-    assert our_head.code == their_head.code == 0
-    assert our_head.ext_fields == their_head.ext_fields
+def test_our_route_equals_that_of_the_name_server(version: str, name: str) -> None:
+    their_header, their_body = captured_response(version, name)
+    our_header, our_body = our_response(version, name)
+    assert our_header.code == their_header.code == 0
+    assert our_header.ext_fields == their_header.ext_fields
     their_route, our_route = loads(their_body), loads(our_body)
     if version == "5.5.0":
         assert our_route == their_route
@@ -83,9 +83,10 @@ def test_our_route_has_the_keys_and_values_of_theirs(version: str, name: str) ->
 
 
 @every_version
-def test_our_answer_about_an_unknown_topic_begins_like_theirs(version: str) -> None:
-    their_head, _ = theirs(version, "route.unknown_topic")
-    our_head, our_body = ours(version, "route.unknown_topic")
-    assert our_head.code == their_head.code == 17
-    assert their_head.remark.startswith(our_head.remark)
+def test_our_remark_about_an_unknown_topic_is_the_start_of_theirs(version: str) -> None:
+    their_header, _ = captured_response(version, "route.unknown_topic")
+    our_header, our_body = our_response(version, "route.unknown_topic")
+    assert our_header.code == their_header.code == 17
+    assert our_header.remark
+    assert their_header.remark.startswith(our_header.remark)
     assert our_body == ""

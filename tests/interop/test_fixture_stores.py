@@ -1,6 +1,6 @@
-"""We open what real brokers wrote, and find in it what their clients saw, byte for byte.
+"""We open stores that real brokers wrote and read what their clients saw, byte for byte.
 
-No Java: the stores are captured. `fixtures/README.md` says what is in them.
+The stores are captured, so no Java is needed. `fixtures/README.md` describes their contents.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from escrowmq.config import StoreConfig
-from escrowmq.message.properties import find_property
+from escrowmq.broker.delayed_messages import DelayedMessages
+from escrowmq.config import DelayConfig, StoreConfig
+from escrowmq.message.properties import decode_properties, find_property
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.topic_config import TopicConfig
 from escrowmq.store.checkpoint import load_rocketmq_checkpoint
@@ -30,6 +31,7 @@ from escrowmq.store.config_files import (
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.key_index import HEADER, INDEX_ENTRY
 from escrowmq.store.store import MessageStore
+from escrowmq.testing.disks import MemoryDisk
 from tests.interop import fixtures
 from tests.interop.observe import message_view
 from tests.interop.records import MAGIC_V2, decode_record
@@ -37,25 +39,27 @@ from tests.interop.remoting import loads
 from tests.interop.script import LONG_GROUP
 from tests.interop.stores import (
     as_record,
-    encoded_again,
     file_bytes,
     log_bytes,
     log_records,
     open_store,
     read_all,
+    reencode,
     settings_of,
 )
 from tests.support.stores import assert_clean
 
-CASES = [(version, ending) for version in fixtures.VERSIONS for ending in fixtures.ENDINGS]
+CASES = [(version, shutdown) for version in fixtures.VERSIONS for shutdown in fixtures.SHUTDOWNS]
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedStore:
+    """A captured store, unpacked, and what a client saw of it."""
+
     version: str
-    ending: fixtures.Ending
+    shutdown: fixtures.Shutdown
     directory: Path
-    seen: dict[str, Any]  # by a client of the broker that wrote it
+    view: dict[str, Any]  # what a client of the broker that wrote it saw
     settings: StoreConfig
 
     @property
@@ -66,21 +70,21 @@ class Captured:
         return open_store(self.directory, self.settings)
 
     def config(self, name: str) -> dict[str, Any]:
-        """A configuration file, read without our code; empty if the broker left none."""
+        """Return a configuration file, read without our code; {} if the broker wrote none."""
         path = self.directory / "config" / name
         return loads(path.read_text()) if path.exists() else {}
 
 
-@pytest.fixture(params=CASES, ids=[f"{version}-{ending}" for version, ending in CASES])
-def captured(request: pytest.FixtureRequest, tmp_path: Path) -> Captured:
-    version, ending = request.param
-    seen = fixtures.expected(version, ending)
-    directory = fixtures.unpack_store(version, ending, tmp_path)
-    return Captured(version, ending, directory, seen, settings_of(seen["settings"]))
+@pytest.fixture(params=CASES, ids=[f"{version}-{shutdown}" for version, shutdown in CASES])
+def captured(request: pytest.FixtureRequest, tmp_path: Path) -> CapturedStore:
+    version, shutdown = request.param
+    view = fixtures.expected(version, shutdown)
+    directory = fixtures.unpack_store(version, shutdown, tmp_path)
+    return CapturedStore(version, shutdown, directory, view, settings_of(view["settings"]))
 
 
 @pytest.fixture
-def store(captured: Captured) -> Iterator[MessageStore]:
+def store(captured: CapturedStore) -> Iterator[MessageStore]:
     store = captured.open()
     yield store
     store.close()
@@ -90,84 +94,107 @@ def store(captured: Captured) -> Iterator[MessageStore]:
 # --- what clients saw --------------------------------------------------------------------------
 
 
-def test_the_settings_are_those_of_the_capture(captured: Captured) -> None:
-    ours = captured.settings
-    assert (ours.segment_bytes, ours.queue_file_bytes) == (16_384, 600)
-    assert (ours.index_slots, ours.index_entries) == (100, 120)
+def test_broker_settings_are_read_as_ours(captured: CapturedStore) -> None:
+    settings = captured.settings
+    assert (settings.segment_bytes, settings.queue_file_bytes) == (16_384, 600)
+    assert (settings.index_slots, settings.index_entries) == (100, 120)
 
 
-def test_every_queue_holds_what_a_client_pulled(captured: Captured, store: MessageStore) -> None:
-    for queue in captured.seen["queues"]:
+def test_every_queue_has_the_messages_that_a_client_pulled(
+    captured: CapturedStore, store: MessageStore
+) -> None:
+    for queue in captured.view["queues"]:
         topic, queue_id = queue["topic"], queue["queueId"]
         assert store.min_offset(topic, queue_id) == queue["minOffset"]
         assert store.max_offset(topic, queue_id) == queue["maxOffset"]
         read = [message_view(decode_record(data)) for data in read_all(store, topic, queue_id)]
         if "messages" in queue:
             assert read == queue["messages"], f"{topic} {queue_id}"
-        else:  # the broker showed them to nobody
+        else:  # 4.9.7 does not serve these topics to clients
             assert len(read) == queue["maxOffset"] - queue["minOffset"]
 
 
-def test_every_record_is_decoded_as_the_other_decoder_does_it(
-    captured: Captured, store: MessageStore
+def test_every_record_is_decoded_like_the_independent_decoder_does(
+    captured: CapturedStore, store: MessageStore
 ) -> None:
     ours = [as_record(record) for record in store.records()]
     assert ours == log_records(captured.directory / "commitlog")
-    shown = {
+    expected = {
         message["logOffset"]: message
-        for queue in captured.seen["queues"]
+        for queue in captured.view["queues"]
         for message in queue.get("messages", [])
     }
     views = {record.log_offset: message_view(record) for record in ours}
-    assert shown == {log_offset: views[log_offset] for log_offset in shown}
+    assert {log_offset: views[log_offset] for log_offset in expected} == expected
 
 
 def test_every_record_encodes_to_the_bytes_it_was_decoded_from(
-    captured: Captured, store: MessageStore
+    captured: CapturedStore, store: MessageStore
 ) -> None:
-    again = {record.log_offset: encoded_again(record) for record in store.records()}
-    assert again == log_bytes(captured.directory / "commitlog")
+    reencoded = {record.log_offset: reencode(record) for record in store.records()}
+    assert reencoded == log_bytes(captured.directory / "commitlog")
 
 
-def test_the_second_layout_is_read(captured: Captured, store: MessageStore) -> None:
+def test_records_with_the_second_layout_are_read(
+    captured: CapturedStore, store: MessageStore
+) -> None:
     long_topic = f"%RETRY%{LONG_GROUP}"
-    found = [record.topic for record in store.records() if record.magic == MAGIC_V2]
-    assert found == ([long_topic] if captured.version == "5.5.0" else [])
-    assert store.max_offset(long_topic, 0) == len(found)
+    topics = [record.topic for record in store.records() if record.magic == MAGIC_V2]
+    assert topics == ([long_topic] if captured.version == "5.5.0" else [])
+    assert store.max_offset(long_topic, 0) == len(topics)
 
 
-def test_keys_lead_to_what_a_client_found(captured: Captured, store: MessageStore) -> None:
-    for sought in captured.seen["keys"]:
-        found = store.find_by_key(sought["topic"], sought["key"], count_max=32)
-        assert {record.log_offset for record in found} == set(sought["logOffsets"]), sought
-
-
-def test_searches_by_time_end_where_a_client_saw_them_end(
-    captured: Captured, store: MessageStore
+def test_we_deliver_a_delayed_message_with_the_properties_that_the_broker_delivered(
+    store: MessageStore,
 ) -> None:
-    """Of 5.5.0 and of us, that is the first message that is not before the time.
+    [theirs] = [
+        record
+        for record in store.records()
+        if record.topic == "orders" and find_property(record.properties, b"DELAY") == b"3"
+    ]
+    delayed_messages = DelayedMessages(store, delay_offsets_file(MemoryDisk()), DelayConfig())
+    due = delayed_messages.find_due(theirs.stored_ms).records
+    [ours] = [record for record in due if record.body == theirs.body]
+    assert (ours.topic, ours.queue_id) == (theirs.topic, theirs.queue_id)
+    assert decode_properties(ours.properties) == decode_properties(theirs.properties)
 
-    4.9.7 finds the one nearest to it, in a file that it chooses by when the file was changed.
+
+def test_queries_by_key_return_what_a_client_received(
+    captured: CapturedStore, store: MessageStore
+) -> None:
+    for query in captured.view["keys"]:
+        records = store.find_by_key(query["topic"], query["key"], count_max=32)
+        assert {record.log_offset for record in records} == set(query["logOffsets"]), query
+
+
+def test_searches_by_time_return_what_a_client_received(
+    captured: CapturedStore, store: MessageStore
+) -> None:
+    """5.5.0 and we return the first message that is not older than the time.
+
+    4.9.7 returns the message nearest to the time, in a file chosen by its modification time.
     """
-    per_file = captured.settings.queue_file_bytes // 20
-    for queue in captured.seen["queues"]:
+    entries_per_file = captured.settings.queue_file_bytes // 20
+    for queue in captured.view["queues"]:
         stored_ms = [message["storedMs"] for message in queue.get("messages", [])]
         for time_ms, theirs in queue.get("searches", []):
             ours = store.offset_by_time(queue["topic"], queue["queueId"], time_ms)
             assert ours == bisect.bisect_left(stored_ms, time_ms)
             if captured.version == "5.5.0" or not stored_ms:
                 assert ours == theirs, f"{queue['topic']} {queue['queueId']} at {time_ms}"
-            elif len(stored_ms) <= per_file:
+            elif len(stored_ms) <= entries_per_file:
                 assert abs(stored_ms[theirs] - time_ms) == min(abs(t - time_ms) for t in stored_ms)
 
 
 # --- files -------------------------------------------------------------------------------------
 
 
-def test_the_checker_finds_nothing_wrong_before_and_after_us(captured: Captured) -> None:
+def test_the_checker_finds_no_damage_before_and_after_we_open_the_store(
+    captured: CapturedStore,
+) -> None:
     before = assert_clean(captured.directory, captured.settings)
     assert [finding.where for finding in before.findings] == (
-        [] if captured.ending == "clean" else ["abort"]
+        [] if captured.shutdown == "clean" else ["abort"]
     )
     captured.open().close()
     after = assert_clean(captured.directory, captured.settings)
@@ -179,7 +206,7 @@ def test_the_checker_finds_nothing_wrong_before_and_after_us(captured: Captured)
     )
 
 
-def test_opening_changes_no_log_and_no_queue(captured: Captured) -> None:
+def test_opening_a_store_changes_neither_log_nor_queues(captured: CapturedStore) -> None:
     before = file_bytes(captured.directory)
     captured.open().close()
     after = file_bytes(captured.directory)
@@ -188,59 +215,61 @@ def test_opening_changes_no_log_and_no_queue(captured: Captured) -> None:
             assert after[name] == before[name], name
 
 
-def test_queues_built_again_are_the_brokers_byte_for_byte(captured: Captured) -> None:
-    written = file_bytes(captured.directory / "consumequeue")
-    assert len(written) > 10
+def test_rebuilt_queues_equal_those_of_the_broker_byte_for_byte(captured: CapturedStore) -> None:
+    original = file_bytes(captured.directory / "consumequeue")
+    assert len(original) > 10
     shutil.rmtree(captured.directory / "consumequeue")
     captured.open().close()
-    assert file_bytes(captured.directory / "consumequeue") == written
+    assert file_bytes(captured.directory / "consumequeue") == original
 
 
-def test_an_index_built_again_is_the_brokers(captured: Captured) -> None:
-    """Byte for byte that of 4.9.7. 5.5.0 has entries for tags between those for keys."""
-    written = file_bytes(captured.directory / "index")
+def test_a_rebuilt_key_index_equals_that_of_the_broker(captured: CapturedStore) -> None:
+    """Compare the bytes with 4.9.7. 5.5.0 also indexes tags, so compare the entries of keys."""
+    original = file_bytes(captured.directory / "index")
     shutil.rmtree(captured.directory / "index")
     store = captured.open()
     records = {record.log_offset: record for record in store.records()}
     store.close()
-    built = file_bytes(captured.directory / "index")
+    rebuilt = file_bytes(captured.directory / "index")
 
-    assert len(written) == len(built) == 2
+    assert len(original) == len(rebuilt) == 2
     if captured.version == "4.9.7":
-        assert list(built.values()) == list(written.values())  # names are when they were made
+        # The names of the files are the times of their creation.
+        assert list(rebuilt.values()) == list(original.values())
     else:
-        theirs = index_entries(written, captured.settings)
-        by_key = [entry for entry in theirs if not is_of_tag(entry, records)]
-        assert index_entries(built, captured.settings) == by_key
-        assert len(theirs) > len(by_key)
+        entries = index_entries(original, captured.settings)
+        entries_of_keys = [entry for entry in entries if not is_entry_of_tag(entry, records)]
+        assert index_entries(rebuilt, captured.settings) == entries_of_keys
+        assert len(entries) > len(entries_of_keys)
 
 
 def index_entries(files: dict[str, bytes], settings: StoreConfig) -> list[tuple[int, int]]:
-    """Hash and log offset, in the order of their making."""
-    found = []
+    """Return hash and log offset of every entry, in the order of the files."""
+    pairs = []
     for _, data in sorted(files.items()):
         count = HEADER.unpack_from(data)[-1]
-        at = HEADER.size + settings.index_slots * 4 + INDEX_ENTRY.size  # entry 0 is never used
-        entries = data[at : at + (count - 1) * INDEX_ENTRY.size]
-        found += [
+        # Entry 0 is never used.
+        start = HEADER.size + settings.index_slots * 4 + INDEX_ENTRY.size
+        entries = data[start : start + (count - 1) * INDEX_ENTRY.size]
+        pairs += [
             (value, log_offset) for value, log_offset, _, _ in INDEX_ENTRY.iter_unpack(entries)
         ]
-    return found
+    return pairs
 
 
-def is_of_tag(entry: tuple[int, int], records: dict[Any, StoredRecord]) -> bool:
+def is_entry_of_tag(entry: tuple[int, int], records: dict[Any, StoredRecord]) -> bool:
     record = records[entry[1]]
     tags = find_property(record.properties, b"TAGS")
     return tags is not None and entry[0] == key_hash(record.topic, b"T#" + tags)
 
 
-def test_the_checkpoint_is_read_and_written(captured: Captured) -> None:
+def test_the_checkpoint_is_read_and_written(captured: CapturedStore) -> None:
     theirs = load_rocketmq_checkpoint(captured.disk)
     last = log_records(captured.directory / "commitlog")[-1]
     assert theirs is not None
-    # 5.5.0 leaves the time of the queues at 0, and a stop writes none of them once more.
+    # 5.5.0 leaves the time of the queues at 0, and a stop does not update the times.
     assert max(theirs.log_ms, theirs.queues_ms, theirs.index_ms) <= last.stored_ms
-    if captured.ending == "clean":
+    if captured.shutdown == "clean":
         assert theirs.log_ms > last.stored_ms - 60_000
 
     captured.open().close()
@@ -252,7 +281,7 @@ def test_the_checkpoint_is_read_and_written(captured: Captured) -> None:
 # --- configuration -----------------------------------------------------------------------------
 
 
-def test_topics_are_read_and_written_back(captured: Captured) -> None:
+def test_topics_are_read_and_written_back(captured: CapturedStore) -> None:
     file = topics_file(captured.disk)
     before = captured.config("topics.json")
     topics = file.entries("topicConfigTable", TopicConfig)
@@ -273,7 +302,7 @@ def test_topics_are_read_and_written_back(captured: Captured) -> None:
     assert_nothing_is_lost(before, captured.config("topics.json"))
 
 
-def test_groups_are_read_and_written_back(captured: Captured) -> None:
+def test_groups_are_read_and_written_back(captured: CapturedStore) -> None:
     file = groups_file(captured.disk)
     before = captured.config("subscriptionGroup.json")
     groups = file.entries("subscriptionGroupTable", GroupConfig)
@@ -281,35 +310,34 @@ def test_groups_are_read_and_written_back(captured: Captured) -> None:
     assert groups["billing"].retry_max_times == 16
     if captured.version == "5.5.0":
         assert groups[LONG_GROUP].retry_queue_nums == 1
-        other = groups["billing"].other
-        assert isinstance(other, dict)
-        assert other["groupRetryPolicy"] == {"type": "CUSTOMIZED"}
+        assert groups["billing"].group_retry_policy == {"type": "CUSTOMIZED"}
 
     file.save(subscriptionGroupTable=groups, dataVersion=file.version())
     assert groups_file(captured.disk).entries("subscriptionGroupTable", GroupConfig) == groups
     assert_nothing_is_lost(before, captured.config("subscriptionGroup.json"))
 
 
-def test_consumer_offsets_are_what_a_client_was_told(captured: Captured) -> None:
+def test_consumer_offsets_are_those_that_a_client_queried(captured: CapturedStore) -> None:
     file = offsets_file(captured.disk)
     before = captured.config("consumerOffset.json")
     offsets = file.offsets()
-    assert numbers(before.get("offsetTable", {})) == offsets
-    if captured.ending == "clean":  # one that is killed may not have saved them yet
-        for told in captured.seen["committed"]:
-            assert offsets[f"{told['topic']}@{told['group']}"][told["queueId"]] == told["offset"]
+    assert with_integer_keys(before.get("offsetTable", {})) == offsets
+    if captured.shutdown == "clean":  # a killed broker may not have saved them
+        for queue in captured.view["committed"]:
+            saved = offsets[f"{queue['topic']}@{queue['group']}"]
+            assert saved[queue["queueId"]] == queue["offset"]
 
     file.save(offsetTable=offsets)
     assert offsets_file(captured.disk).offsets() == offsets
     assert_nothing_is_lost(before, captured.config("consumerOffset.json"))
 
 
-def test_delay_offsets_are_read_and_written_back(captured: Captured) -> None:
+def test_delay_offsets_are_read_and_written_back(captured: CapturedStore) -> None:
     file = delay_offsets_file(captured.disk)
     before = captured.config("delayOffset.json")
     delays = file.int_keys()
-    assert delays == {int(level): n for level, n in before.get("offsetTable", {}).items()}
-    if captured.ending == "clean":
+    assert delays == {int(level): offset for level, offset in before.get("offsetTable", {}).items()}
+    if captured.shutdown == "clean":
         assert delays[3] == 1  # level 3 was delivered
 
     file.save(offsetTable=delays)
@@ -317,7 +345,7 @@ def test_delay_offsets_are_read_and_written_back(captured: Captured) -> None:
     assert_nothing_is_lost(before, captured.config("delayOffset.json"))
 
 
-def numbers(table: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
+def with_integer_keys(table: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
     return {
         name: {int(queue_id): offset for queue_id, offset in queues.items()}
         for name, queues in table.items()
@@ -325,7 +353,7 @@ def numbers(table: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
 
 
 def assert_nothing_is_lost(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """All that the broker wrote is still there, as it was; we may have added defaults."""
+    """Check that every value of the broker is unchanged. Our code may add defaults."""
     for name, value in before.items():
         if isinstance(value, dict):
             assert_nothing_is_lost(value, after[name])

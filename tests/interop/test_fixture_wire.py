@@ -1,6 +1,6 @@
-"""Frames between a client and real brokers: we read them as they were meant, and write the same.
+"""We decode captured frames of clients and real brokers correctly, and encode the same bytes.
 
-What a header says is judged by a JSON parser that shares no code with `escrowmq.wire`.
+Headers are compared with those of a JSON parser that shares no code with `escrowmq.remoting`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from escrowmq.remoting.requests import (
 )
 from escrowmq.remoting.responses import SendResponseEncoder
 from tests.interop import fixtures, records
+from tests.interop.fixtures import single_frame
 from tests.interop.remoting import loads
-from tests.interop.stores import as_record, cut
+from tests.interop.stores import as_record, split_records
 
 EXCHANGES = [
     (version, name) for version in fixtures.VERSIONS for name in fixtures.exchanges(version)
 ]
 UNSUPPORTED = 9_999
-# Whose answers carry fields; the others have none, or none of the kind that a success has.
+# Responses with these codes have the fields of a success; others have none, or different ones.
 CODES_WITH_FIELDS = (0, 19, 20, 21)
 
 every_exchange = pytest.mark.parametrize(
@@ -41,99 +42,91 @@ every_exchange = pytest.mark.parametrize(
 every_version = pytest.mark.parametrize("version", fixtures.VERSIONS)
 
 
-def one_frame(data: bytes) -> Frame:
-    reader = FrameDecoder(Frame)
-    reader.receive(data)
-    [frame] = reader.frames()
-    assert reader.buffered_bytes == 0
-    return frame
+def exchange_frames(version: str, name: str) -> tuple[Frame, Frame]:
+    request, response = fixtures.exchange(version, name)
+    return single_frame(request), single_frame(response)
 
 
-def both(version: str, name: str) -> tuple[Frame, Frame]:
-    request, answer = fixtures.exchange(version, name)
-    return one_frame(request), one_frame(answer)
-
-
-def told(header: bytes) -> dict[str, Any]:
-    """What is in a JSON header, without what its absence says as well."""
-    said = loads(header.decode())
-    said.pop("serializeTypeCurrentRPC", None)  # Java's own note; the frame says it too
-    return {name: value for name, value in said.items() if value not in (None, {}, "")}
+def json_header(header: bytes) -> dict[str, Any]:
+    """Return the fields of a JSON header, without those that have a default value."""
+    fields = loads(header.decode())
+    fields.pop("serializeTypeCurrentRPC", None)  # only Java writes it, and the frame has it too
+    return {name: value for name, value in fields.items() if value not in (None, {}, "")}
 
 
 def commands(version: str, name: str) -> tuple[Command, Command]:
-    request, answer = both(version, name)
-    return decode_command(JSON, request.header), decode_command(JSON, answer.header)
+    request, response = exchange_frames(version, name)
+    return decode_command(JSON, request.header), decode_command(JSON, response.header)
 
 
 # --- frames and headers ------------------------------------------------------------------------
 
 
-def test_there_is_something_to_read() -> None:
+def test_exchanges_of_every_version_are_captured() -> None:
     assert {version for version, _ in EXCHANGES} == set(fixtures.VERSIONS)
     assert len(EXCHANGES) > 50
 
 
 @every_exchange
-def test_frames_are_cut_wherever_the_network_cuts_them(version: str, name: str) -> None:
+def test_frames_are_decoded_wherever_the_stream_is_split(version: str, name: str) -> None:
     stream = b"".join(fixtures.exchange(version, name))
-    reader, got = FrameDecoder(Frame), []
-    for at in range(0, len(stream), 7):
-        reader.receive(stream[at : at + 7])
-        got += list(reader.frames())
-    assert got == list(both(version, name))
-    again = [encode_frame(frame.serializer, frame.header, frame.body) for frame in got]
-    assert b"".join(again) == stream
+    decoder, frames = FrameDecoder(Frame), []
+    for start in range(0, len(stream), 7):
+        decoder.receive(stream[start : start + 7])
+        frames += list(decoder.frames())
+    assert frames == list(exchange_frames(version, name))
+    encoded = [encode_frame(frame.serializer, frame.header, frame.body) for frame in frames]
+    assert b"".join(encoded) == stream
 
 
 @every_exchange
-def test_headers_say_what_json_says_and_are_written_alike(version: str, name: str) -> None:
-    for frame in both(version, name):
+def test_headers_are_decoded_like_json_and_encoded_again(version: str, name: str) -> None:
+    for frame in exchange_frames(version, name):
         command = decode_command(frame.serializer, frame.header)
-        said = told(frame.header)
-        assert command.language.name == said["language"]
-        assert command.code == said["code"]
-        assert (command.opaque, command.flag) == (said["opaque"], said["flag"])
-        assert command.remark == said.get("remark", "")
-        assert command.ext_fields == said.get("extFields", {})
-        assert told(encode_command(command)) == said
+        expected = json_header(frame.header)
+        assert command.language.name == expected["language"]
+        assert command.code == expected["code"]
+        assert (command.opaque, command.flag) == (expected["opaque"], expected["flag"])
+        assert command.remark == expected.get("remark", "")
+        assert command.ext_fields == expected.get("extFields", {})
+        assert json_header(encode_command(command)) == expected
 
 
 @every_exchange
-def test_headers_survive_the_other_encoding(version: str, name: str) -> None:
+def test_headers_survive_the_rocketmq_encoding(version: str, name: str) -> None:
     for command in commands(version, name):
         assert decode_command(ROCKETMQ, encode_command(command, ROCKETMQ)) == command
 
 
 @every_exchange
-def test_an_answer_belongs_to_its_request(version: str, name: str) -> None:
-    request, answer = commands(version, name)
+def test_a_response_has_the_opaque_number_of_its_request(version: str, name: str) -> None:
+    request, response = commands(version, name)
     assert not request.is_response
-    assert answer.is_response
-    assert answer.opaque == request.opaque
+    assert response.is_response
+    assert response.opaque == request.opaque
 
 
 # --- typed fields ------------------------------------------------------------------------------
 
 
 @every_exchange
-def test_typed_requests_hold_all_that_was_sent(version: str, name: str) -> None:
-    request, answer = commands(version, name)
+def test_typed_request_headers_have_every_field(version: str, name: str) -> None:
+    request, response = commands(version, name)
     if request.code == UNSUPPORTED:
         with pytest.raises(UnknownRequest) as refused:
             header_types(request.code)
-        assert refused.value.code == answer.code
+        assert refused.value.code == response.code
         return
     kind = header_types(request.code).request
     typed = decode_header(kind, request.ext_fields)
-    written = encode_header(typed)
-    assert {name: written[name] for name in request.ext_fields} == request.ext_fields
-    assert decode_header(kind, written) == typed  # what was added are defaults
+    encoded = encode_header(typed)
+    assert {name: encoded[name] for name in request.ext_fields} == request.ext_fields
+    assert decode_header(kind, encoded) == typed  # any additional field has its default value
 
 
 @every_exchange
-def test_the_fast_path_reads_the_same(version: str, name: str) -> None:
-    frame, _ = both(version, name)
+def test_the_fast_path_decodes_the_same_request_head(version: str, name: str) -> None:
+    frame, _ = exchange_frames(version, name)
     if name != "unsupported":
         assert decode_request_head(frame.header) == request_head_from_command(
             decode_command(JSON, frame.header)
@@ -141,30 +134,31 @@ def test_the_fast_path_reads_the_same(version: str, name: str) -> None:
 
 
 @every_exchange
-def test_typed_answers_hold_all_that_was_answered(version: str, name: str) -> None:
-    request, answer = commands(version, name)
-    if answer.code in CODES_WITH_FIELDS:
+def test_typed_response_headers_have_every_field(version: str, name: str) -> None:
+    request, response = commands(version, name)
+    if response.code in CODES_WITH_FIELDS:
         kind = header_types(request.code).response
-        assert encode_header(decode_header(kind, answer.ext_fields)) == answer.ext_fields
+        assert encode_header(decode_header(kind, response.ext_fields)) == response.ext_fields
 
 
 @pytest.mark.parametrize("name", ["send", "send.half", "send.delayed"])
 @every_version
-def test_our_answer_to_a_send_is_the_brokers(version: str, name: str) -> None:
-    frame, theirs = both(version, name)
+def test_our_response_to_a_send_equals_that_of_the_broker(version: str, name: str) -> None:
+    frame, theirs = exchange_frames(version, name)
     head = decode_request_head(frame.header)
     assert head is not None
-    said = told(theirs.header)["extFields"]
-    host, log_offset = bytes.fromhex(said["msgId"][:16]), int(said["msgId"][16:], 16)
+    expected = json_header(theirs.header)["extFields"]
+    message_id = expected["msgId"]
+    host, log_offset = bytes.fromhex(message_id[:16]), int(message_id[16:], 16)
     assert host[:4] == encode_host("127.0.0.1", 0)[:4]
     ours = SendResponseEncoder(store_host=host).encode(
         Request(head, frame.body, JSON),
         log_offset=log_offset,
-        queue_id=int(said["queueId"]),
-        queue_offset=int(said["queueOffset"]),
-        transaction_id=said.get("transactionId"),
+        queue_id=int(expected["queueId"]),
+        queue_offset=int(expected["queueOffset"]),
+        transaction_id=expected.get("transactionId"),
     )
-    assert told(one_frame(ours).header)["extFields"] == said
+    assert json_header(single_frame(ours).header)["extFields"] == expected
 
 
 # --- bodies ------------------------------------------------------------------------------------
@@ -172,16 +166,16 @@ def test_our_answer_to_a_send_is_the_brokers(version: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["pull.found", "query_message", "view_message"])
 @every_version
-def test_records_in_answers_are_read(version: str, name: str) -> None:
-    _, answer = both(version, name)
-    for data in cut(bytes(answer.body)):
+def test_records_in_responses_are_decoded(version: str, name: str) -> None:
+    _, response = exchange_frames(version, name)
+    for data in split_records(bytes(response.body)):
         theirs = records.decode_record(data)
         assert as_record(decode_record(data, 0, LogOffset(theirs.log_offset))) == theirs
 
 
 @every_version
-def test_a_heartbeat_is_read_and_written(version: str) -> None:
-    request, _ = both(version, "heartbeat")
+def test_a_heartbeat_is_decoded_and_encoded(version: str) -> None:
+    request, _ = exchange_frames(version, "heartbeat")
     body = decode_body(Heartbeat, request.body)
     assert body.client_id == "127.0.0.1@interop"
     assert [entry.group_name for entry in body.producer_data_set] == ["interop-producers"]
@@ -190,13 +184,13 @@ def test_a_heartbeat_is_read_and_written(version: str) -> None:
 
 @pytest.mark.parametrize("name", ["route", "route.old_client"])
 @every_version
-def test_a_route_is_read_in_either_dialect(version: str, name: str) -> None:
-    request, answer = both(version, name)
+def test_a_route_is_decoded_from_strict_and_from_lenient_json(version: str, name: str) -> None:
+    request, response = exchange_frames(version, name)
     assert decode_command(JSON, request.header).code == RequestCode.GET_ROUTEINFO_BY_TOPIC
-    is_strict = b'"brokerAddrs":{"0":"' in bytes(answer.body)
+    is_strict = b'"brokerAddrs":{"0":"' in bytes(response.body)
     assert is_strict == (name == "route")
 
-    route = decode_body(TopicRoute, answer.body)
+    route = decode_body(TopicRoute, response.body)
     [broker], [queues] = route.broker_datas, route.queue_datas
     assert (broker.broker_name, broker.cluster) == ("broker-a", "DefaultCluster")
     assert broker.broker_addrs.keys() == {0}
@@ -204,4 +198,4 @@ def test_a_route_is_read_in_either_dialect(version: str, name: str) -> None:
     assert broker.enable_acting_master is (False if version == "5.5.0" else None)
     assert (queues.broker_name, queues.perm) == ("broker-a", 6)
     assert (queues.read_queue_nums, queues.write_queue_nums) == (4, 4)
-    assert loads(encode_body(route).decode()) == loads(str(answer.body, "utf-8"))
+    assert loads(encode_body(route).decode()) == loads(str(response.body, "utf-8"))

@@ -17,7 +17,8 @@ import pytest
 
 from tests.interop import jars
 from tests.interop.apache import ApacheRocketMQ
-from tests.interop.ours import EscrowMQ
+from tests.interop.escrowmq_server import EscrowMQ
+from tests.interop.skipping import call_or_skip
 from tests.support.listener_example import EXAMPLES, RESULTS, SHORT_CHECKS
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
@@ -32,16 +33,11 @@ APACHE_CHECKS = {**SHORT_CHECKS, "transactionCheckInterval": 5_000}
 @contextmanager
 def name_server(broker: str, directory: Path) -> Iterator[str]:
     """Start a broker with short checks and yield the address of its name server."""
-    if reason := jars.find():
-        pytest.skip(reason)
     if broker == OURS:
-        with EscrowMQ(directory, SHORT_CHECKS) as ours:
-            yield ours.namesrv_address
+        with EscrowMQ(directory, SHORT_CHECKS) as escrowmq:
+            yield escrowmq.namesrv_address
     else:
-        try:
-            jars.fetch(broker)
-        except jars.Unavailable as error:
-            pytest.skip(str(error))
+        call_or_skip(f"RocketMQ {broker}", lambda: jars.fetch(broker))
         with ApacheRocketMQ(broker, directory, APACHE_CHECKS) as rocketmq:
             yield rocketmq.namesrv_address
 
@@ -61,13 +57,12 @@ def run_example(command: list[str], servers: str) -> subprocess.CompletedProcess
 @pytest.mark.timeout(RUN_S + 120)
 @pytest.mark.parametrize("broker", [OURS, pytest.param(APACHE, marks=pytest.mark.nightly)])
 def test_the_java_example_prints_the_table(broker: str, tmp_path: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        pytest.skip("Maven is missing (no `mvn` on the path)")
+    if shutil.which("javac") is None or shutil.which("mvn") is None:
+        pytest.skip("Java or Maven is missing (no `javac` or no `mvn` on the path)")
     project = shutil.copytree(
         EXAMPLES / "java", tmp_path / "java", ignore=shutil.ignore_patterns("target")
     )
-    command = [maven, "-q", "-B", "-f", str(project)]
+    command = ["mvn", "-q", "-B", "-f", str(project)]
     with name_server(broker, tmp_path / "broker") as servers:
         prepared = run_example([*command, "compile"], servers)
         if "could not be resolved" in prepared.stdout or "Could not transfer" in prepared.stdout:

@@ -1,6 +1,6 @@
-"""Reconcile over JDBC, as people run it: the command, a driver's jar from Maven Central, a server.
+"""Run `escrowmq pipeline reconcile` over JDBC, with servers and with drivers from Maven Central.
 
-What it says must be what it says of the same tables in SQLite, which is read through SQLAlchemy.
+The result must equal that for the same tables in SQLite, which is read with SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, insert
 
 from escrowmq.sql.statements import create_tables, inbox_table, marker_table
-from tests.interop.jars import Unavailable, find, library
+from tests.interop.jars import fetch_jar, unavailable_reason
+from tests.interop.skipping import call_or_skip
 from tests.support.databases import DatabaseServer, Maria, Postgres
 from tests.support.ledgers import Bank
 from tests.support.spark_session import ROOT, environment
@@ -31,9 +32,9 @@ DRIVERS: Final = {
     "mariadb": "org.mariadb.jdbc:mariadb-java-client:3.5.11",
 }
 SERVERS: Final[dict[str, type[DatabaseServer]]] = {"postgresql": Postgres, "mariadb": Maria}
-# As JDBC has it, and as SQLAlchemy has it: for its default drivers, which are not installed, so
-# that nothing but the jar can read it.
-ADDRESSES: Final = {
+# URLs of JDBC and of SQLAlchemy. The latter name default drivers that are not installed, so only
+# the jar can read the tables.
+URLS: Final = {
     "postgresql": (
         "jdbc:postgresql://127.0.0.1:{port}/{name}?user=escrow",
         "postgresql://escrow@127.0.0.1:{port}/{name}",
@@ -59,15 +60,18 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> Bank:
 
 @pytest.fixture(scope="module")
 def expected(bank: Bank) -> dict[str, Any]:
-    return reconciled(bank, f"sqlite:///{bank.bob}", f"sqlite:///{bank.smith}")
+    return run_reconcile(bank, f"sqlite:///{bank.bob}", f"sqlite:///{bank.smith}")
 
 
 @pytest.fixture(scope="module", params=SERVERS)
-def served(request: pytest.FixtureRequest, bank: Bank) -> Iterator[tuple[str, list[list[str]]]]:
-    """Which one, and the addresses of both banks in each way to write them."""
+def databases(request: pytest.FixtureRequest, bank: Bank) -> Iterator[tuple[str, list[list[str]]]]:
+    """Copy both databases of the bank to a server.
+
+    Yields the kind of the server, and the URLs of both databases in each form of `URLS`.
+    """
     kind: str = request.param
-    if why := SERVERS[kind].lack() or find():
-        pytest.skip(why)
+    if reason := SERVERS[kind].lack() or unavailable_reason():
+        pytest.skip(reason)
     with SERVERS[kind]() as server:
         urls = [server.new_database() for _ in range(2)]
         for url, path in zip(urls, (bank.bob, bank.smith), strict=True):
@@ -76,14 +80,14 @@ def served(request: pytest.FixtureRequest, bank: Bank) -> Iterator[tuple[str, li
         yield (
             kind,
             [
-                [address.format(port=server.port, name=name) for name in names]
-                for address in ADDRESSES[kind]
+                [template.format(port=server.port, name=name) for name in names]
+                for template in URLS[kind]
             ],
         )
 
 
 def copy(path: Path, url: str) -> None:
-    """All tables of a bank into a database of a server."""
+    """Copy the tables of an SQLite file to a database of a server."""
     engine = create_engine(url)
     source = sqlite3.connect(path)
     with engine.connect() as connection:
@@ -93,20 +97,23 @@ def copy(path: Path, url: str) -> None:
             names = [column.name for column in table.columns]
             rows = source.execute(f"SELECT {', '.join(names)} FROM {table.name}").fetchall()
             if rows:
-                connection.execute(insert(table), [dict(zip(names, r, strict=True)) for r in rows])
+                connection.execute(
+                    insert(table), [dict(zip(names, row, strict=True)) for row in rows]
+                )
         connection.commit()
     source.close()
     engine.dispose()
 
 
-def reconciled(bank: Bank, sender: str, receiver: str, *words: str) -> dict[str, Any]:
+def run_reconcile(bank: Bank, sender: str, receiver: str, *options: str) -> dict[str, Any]:
+    """Run the command, which must find differences, and return its report."""
     command = [
         *(sys.executable, "-m", "escrowmq.cli.main", "pipeline", "reconcile", "--json"),
         *("--ledger", str(bank.ledger), "--since", "all", "--amount"),
         *("--database", sender, "--sql", BOOKS, "--receiver", receiver, "--receiver-sql", BOOKS),
-        *("--master", "local[2]", *words),
+        *("--master", "local[2]", *options),
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -114,21 +121,18 @@ def reconciled(bank: Bank, sender: str, receiver: str, *words: str) -> dict[str,
         cwd=ROOT,
         env={**os.environ, **environment()},
     )
-    assert done.returncode == 1, done.stdout + done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    del told["at"]
-    return told
+    assert result.returncode == 1, result.stdout + result.stderr
+    report: dict[str, Any] = json.loads(result.stdout)
+    del report["at"]
+    return report
 
 
-@pytest.mark.parametrize("way", [0, 1], ids=["jdbc", "sqlalchemy"])
+@pytest.mark.parametrize("url_form", [0, 1], ids=["jdbc", "sqlalchemy"])
 def test_a_server_is_read_over_jdbc(
-    bank: Bank, expected: dict[str, Any], served: tuple[str, list[list[str]]], way: int
+    bank: Bank, expected: dict[str, Any], databases: tuple[str, list[list[str]]], url_form: int
 ) -> None:
-    kind, addresses = served
-    try:
-        jar = library(DRIVERS[kind])
-    except Unavailable as error:
-        pytest.skip(str(error))
-    found = reconciled(bank, *addresses[way], "--conf", f"spark.jars={jar}")
-    assert found == expected
-    assert sum(found["differences"].values()) > 10
+    kind, urls = databases
+    jar = call_or_skip(f"driver of {kind}", lambda: fetch_jar(DRIVERS[kind]))
+    report = run_reconcile(bank, *urls[url_form], "--conf", f"spark.jars={jar}")
+    assert report == expected
+    assert sum(report["differences"].values()) > 10

@@ -1,232 +1,258 @@
-"""Open transactions move with their directory: from us to Apache RocketMQ, and back to us.
+"""Open transactions continue when another broker takes over the directory: Apache's or escrowmq.
 
-Whoever takes a directory over asks about what is open, and about nothing else; what was decided
-stays decided. Judged by what a producer is asked and by what lies in the queues of its topic.
+The new broker checks the open halves and no others; what was decided stays decided. The tests count
+the checks that a producer receives, and the messages in the queues of its topic.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.interop.apache import ApacheRocketMQ
-from tests.interop.ours import EscrowMQ
+from tests.interop.escrowmq_server import EscrowMQ
 from tests.interop.producers import GROUP, QUEUES, STRANDED_TOPIC, TOPIC, Producer
-from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Sent
+from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, SendResult
 from tests.interop.samples import now_ms
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 SIZES: dict[str, object] = {"mappedFileSizeCommitLog": 16 << 20}
-HASTY: dict[str, object] = {**SIZES, "transactionCheckInterval": 1_000, "transactionTimeOut": 1_000}
+FAST_CHECKS: dict[str, object] = {
+    **SIZES,
+    "transactionCheckInterval": 1_000,
+    "transactionTimeOut": 1_000,
+}
 HOUR_MS = 3_600_000
-QUIET: dict[str, object] = {
+NO_CHECKS: dict[str, object] = {
     **SIZES,
     "transactionCheckInterval": HOUR_MS,
     "transactionTimeOut": HOUR_MS,
 }
-AFTERWARDS_S = 6.0  # several rounds: nobody may be asked about anything any more
-ASKED, STRANDS = "asked-group", "strands-group"
+# Several check intervals. Only time can show that the broker sends no further check.
+NO_MORE_CHECKS_S = 6.0
+CHECKED_GROUP, STRANDED_GROUP = "checked-group", "stranded-group"
 
 
-def several(name: str, count: int) -> list[str]:
+def numbered(name: str, count: int) -> list[str]:
     return [f"{name}-{number}" for number in range(count)]
 
 
-def taken_over(*endings: str) -> pytest.MarkDecorator:
-    """Both releases, every ending; CI has time for the newest release and the first ending."""
+def every_release(*shutdowns: str) -> pytest.MarkDecorator:
+    """Run a test for each release and shutdown; CI runs the newest release, first shutdown."""
     return pytest.mark.parametrize(
-        ("version", "ending"),
+        ("version", "shutdown"),
         [
             pytest.param(
                 version,
-                ending,
-                marks=[] if (version, ending) == ("5.5.0", endings[0]) else pytest.mark.nightly,
+                shutdown,
+                marks=[] if (version, shutdown) == ("5.5.0", shutdowns[0]) else pytest.mark.nightly,
             )
             for version in ("5.5.0", "4.9.7")
-            for ending in endings
+            for shutdown in shutdowns
         ],
         indirect=["version"],
     )
 
 
-def plan_of(names: Iterable[str], verdict: int) -> dict[str, int]:
-    return dict.fromkeys(names, verdict)
+def decide_open_halves(
+    address: str, verdicts: Mapping[str, int], delivered: Counter[str]
+) -> Counter[str]:
+    """Respond to the checks of a broker that took over the directory. Returns these checks.
+
+    `verdicts` has every open half. In the end the topic must contain the messages `delivered`.
+    """
+    with Producer(address, GROUP, CHECKED_GROUP, STRANDED_GROUP) as producer:
+        producer.respond_until(lambda: producer.checks.keys() >= verdicts.keys(), verdicts)
+        producer.respond_to_checks(verdicts, seconds=NO_MORE_CHECKS_S)
+        assert producer.delivered() == delivered
+        return producer.checks
 
 
-def take_over(address: str, plan: Mapping[str, int], expected: Counter[str]) -> Counter[str]:
-    """What is asked by whoever has the directory now. `plan` is what is open, and how it ends."""
-    with Producer(address, GROUP, ASKED, STRANDS) as producer:
-        producer.listen_until(lambda: producer.asked.keys() >= plan.keys(), plan)
-        producer.listen(plan, seconds=AFTERWARDS_S)
-        assert producer.delivered() == expected
-        return producer.asked
+# --- our broker, then Apache's, then ours --------------------------------------------------------
 
 
-# --- ours, then Apache's, then ours --------------------------------------------------------------
-
-
-@taken_over("stopped", "killed")
-def test_apache_asks_about_what_we_left_open_and_only_that(
-    ending: str, version: str, tmp_path: Path
+@every_release("stopped", "killed")
+def test_apache_checks_exactly_the_halves_that_we_left_open(
+    shutdown: str, version: str, tmp_path: Path
 ) -> None:
     settings = {
-        **QUIET,
+        **NO_CHECKS,
         "transactionCheckMax": 2,
-        "escrowTimeOuts": f"{ASKED}=100;{STRANDS}=100",
-        "escrowCheckIntervals": f"{STRANDS}=100",
+        "escrowTimeOuts": f"{CHECKED_GROUP}=100;{STRANDED_GROUP}=100",
+        "escrowCheckIntervals": f"{STRANDED_GROUP}=100",
     }
-    with EscrowMQ(tmp_path, settings) as ours:
-        ours.create_topic(TOPIC, queues=QUEUES)
-        with Producer(ours.address, GROUP, ASKED, STRANDS) as producer:
-            moves = lay_ours(producer)
-        ours.stop()
-        ours.settings = dict(QUIET)
-        ours.start()
-        with Producer(ours.address, GROUP, ASKED, STRANDS) as producer:
-            resume(producer, *moves)
+    with EscrowMQ(tmp_path, settings) as escrowmq:
+        escrowmq.create_topic(TOPIC, queues=QUEUES)
+        with Producer(escrowmq.address, GROUP, CHECKED_GROUP, STRANDED_GROUP) as producer:
+            stranded = send_to_ours(producer)
+        escrowmq.stop()
+        escrowmq.settings = dict(NO_CHECKS)
+        escrowmq.start()
+        with Producer(escrowmq.address, GROUP, CHECKED_GROUP, STRANDED_GROUP) as producer:
+            resume(producer, *stranded)
             before = producer.delivered()
-        if ending == "killed":
-            ours.kill()
-    settled = [*several("committed", 40), *several("together", 3), "asked-commits", "moves-commits"]
-    assert before == Counter(settled)
+        if shutdown == "killed":
+            escrowmq.kill()
+    committed = [*numbered("committed", 40), *numbered("together", 3)]
+    assert before == Counter([*committed, "checked-commits", "resumed-commits"])
 
-    plan = {"open-0": COMMIT, "open-1": ROLLBACK, "open-2": COMMIT}
-    plan |= {"asked-0": COMMIT, "asked-1": ROLLBACK, "moves": COMMIT}
-    after = before + Counter(name for name, verdict in plan.items() if verdict == COMMIT)
-    theirs: dict[str, object] = {**HASTY, "transactionOpBatchInterval": 100}
-    with ApacheRocketMQ(version, tmp_path, theirs) as rocketmq:
-        assert take_over(rocketmq.address, plan, after) == Counter(plan.keys())
+    open_halves = {"open-0": COMMIT, "open-1": ROLLBACK, "open-2": COMMIT}
+    open_halves |= {"checked-0": COMMIT, "checked-1": ROLLBACK, "resumed": COMMIT}
+    after = before + with_verdict(open_halves, COMMIT)
+    apache_settings: dict[str, object] = {**FAST_CHECKS, "transactionOpBatchInterval": 100}
+    with ApacheRocketMQ(version, tmp_path, apache_settings) as rocketmq:
+        checks = decide_open_halves(rocketmq.address, open_halves, after)
+        assert checks == Counter(open_halves.keys())
         rocketmq.kill()
 
-    with EscrowMQ(tmp_path, HASTY) as ours:
-        assert take_over(ours.address, {}, after) == Counter()
+    with EscrowMQ(tmp_path, FAST_CHECKS) as escrowmq:
+        assert decide_open_halves(escrowmq.address, {}, after) == Counter()
 
 
-def lay_ours(producer: Producer) -> list[Sent]:
-    """Something of everything; the first half of all stays open, so that no cursor passes it."""
+def with_verdict(verdicts: Mapping[str, int], verdict: int) -> Counter[str]:
+    return Counter(name for name in verdicts if verdicts[name] == verdict)
+
+
+def send_to_ours(producer: Producer) -> list[SendResult]:
+    """Park halves that end in every possible way. Returns two that are stranded.
+
+    The very first half stays open, so that Apache's cursor cannot pass it.
+    """
     producer.park("open-0")
-    producer.settle(several("committed", 20), COMMIT)
-    producer.settle(several("rolled", 3), ROLLBACK)
+    producer.park_and_end(numbered("committed", 20), COMMIT)
+    producer.park_and_end(numbered("rolled-back", 3), ROLLBACK)
     producer.park("open-1")
-    decide(producer, [producer.park(name) for name in several("together", 3)], COMMIT)
-    decide(producer, [producer.park(name) for name in several("apart", 2)], ROLLBACK)
-    for name in (*several("asked", 2), "asked-commits", "asked-rolls-back"):
-        producer.park(name, group=ASKED)
-    for name in several("strands", 2):
-        producer.park(name, group=STRANDS)
-    moves = [producer.park(name, group=STRANDS) for name in ("moves", "moves-commits")]
-    plan = plan_of(several("asked", 2), UNKNOWN)
-    plan |= {"asked-commits": COMMIT, "asked-rolls-back": ROLLBACK}
-    producer.listen_until(
+    decide(producer, [producer.park(name) for name in numbered("together", 3)], COMMIT)
+    decide(producer, [producer.park(name) for name in numbered("rolled-together", 2)], ROLLBACK)
+    verdicts = dict.fromkeys(numbered("checked", 2), UNKNOWN)
+    verdicts |= {"checked-commits": COMMIT, "checked-rolls-back": ROLLBACK}
+    for name in verdicts:
+        producer.park(name, group=CHECKED_GROUP)
+    for name in numbered("stranded", 2):
+        producer.park(name, group=STRANDED_GROUP)
+    stranded = [
+        producer.park(name, group=STRANDED_GROUP) for name in ("resumed", "resumed-commits")
+    ]
+    producer.respond_until(
         lambda: (
-            producer.asked.keys() >= plan.keys()
+            producer.checks.keys() >= verdicts.keys()
             and producer.client.max_offset(STRANDED_TOPIC, 0) == 4
-            and producer.delivered()["asked-commits"] == 1
+            and producer.delivered()["checked-commits"] == 1
         ),
-        plan,
+        verdicts,
     )
-    producer.settle(several("committed", 40)[20:], COMMIT)
+    producer.park_and_end(numbered("committed", 40)[20:], COMMIT)
     producer.park("open-2")
-    return moves
+    return stranded
 
 
-def resume(producer: Producer, moves: Sent, commits: Sent) -> None:
-    """By an operator: each is appended again. One is committed by its first place after all."""
-    for half in (moves, commits):
+def resume(producer: Producer, resumed: SendResult, resumed_commits: SendResult) -> None:
+    """Resume stranded halves as an operator does: the broker appends them again.
+
+    The second is then committed by the position of its first copy.
+    """
+    for half in (resumed, resumed_commits):
         producer.client.expect(3714, {"transactionId": half.transaction_id, "reason": "a test"})
-    producer.end(commits, COMMIT, group=STRANDS)
+    producer.end(resumed_commits, COMMIT, group=STRANDED_GROUP)
 
 
-def decide(producer: Producer, halves: list[Sent], verdict: int) -> None:
-    """One decision over many, as only we know it."""
-    places = [(half.queue_offset, half.log_offset) for half in halves]
+def decide(producer: Producer, halves: list[SendResult], verdict: int) -> None:
+    """Decide several halves with one request, which only EscrowMQ supports."""
+    positions = [(half.queue_offset, half.log_offset) for half in halves]
     fields = {"producerGroup": GROUP, "commitOrRollback": verdict}
-    producer.client.expect(3701, fields, json.dumps({"halves": places}).encode())
+    producer.client.expect(3701, fields, json.dumps({"halves": positions}).encode())
 
 
-# --- Apache's, then ours -------------------------------------------------------------------------
+# --- Apache's broker, then ours ------------------------------------------------------------------
 
-BY_CHECK = {"checked-commits": COMMIT, "checked-rolls-back": ROLLBACK}
-OPEN = {"checked-0": COMMIT, "checked-1": ROLLBACK, "open-0": COMMIT, "open-1": ROLLBACK}
+DECIDED_BY_CHECK = {"checked-commits": COMMIT, "checked-rolls-back": ROLLBACK}
+OPEN_HALVES = {"checked-0": COMMIT, "checked-1": ROLLBACK, "open-0": COMMIT, "open-1": ROLLBACK}
 
 
-@taken_over("stopped", "killed")
-def test_we_ask_about_what_apache_left_open_and_only_that(
-    ending: str, version: str, tmp_path: Path
+@every_release("stopped", "killed")
+def test_we_check_exactly_the_halves_that_apache_left_open(
+    shutdown: str, version: str, tmp_path: Path
 ) -> None:
     settings = {
-        **HASTY,
-        "transactionCheckMax": 1_000,  # it goes on checking while it stops, for many seconds
+        **FAST_CHECKS,
+        "transactionCheckMax": 1_000,  # Apache keeps checking while it stops, for many seconds
         "transactionOpBatchInterval": 100,
         "flushConsumerOffsetInterval": 500,
     }
     with ApacheRocketMQ(version, tmp_path, settings) as rocketmq:
         with Producer(rocketmq.address) as producer:
-            lay_theirs(producer)
+            send_to_apache(producer)
             before = producer.delivered()
-        if ending == "killed":
+        if shutdown == "killed":
             rocketmq.kill()
-    assert before == Counter([*several("committed", 4), "checked-commits", "late"])
+    assert before == Counter([*numbered("committed", 4), "checked-commits", "late"])
 
-    after = before + Counter(name for name, verdict in OPEN.items() if verdict == COMMIT)
-    with EscrowMQ(tmp_path, HASTY) as ours:
-        assert take_over(ours.address, OPEN, after) == Counter(OPEN.keys())
-        ours.kill()
-        ours.start()
-        assert take_over(ours.address, {}, after) == Counter()
+    after = before + with_verdict(OPEN_HALVES, COMMIT)
+    with EscrowMQ(tmp_path, FAST_CHECKS) as escrowmq:
+        checks = decide_open_halves(escrowmq.address, OPEN_HALVES, after)
+        assert checks == Counter(OPEN_HALVES.keys())
+        escrowmq.kill()
+        escrowmq.start()
+        assert decide_open_halves(escrowmq.address, {}, after) == Counter()
 
 
-def lay_theirs(producer: Producer) -> None:
-    """Every check makes a copy of its half there, and an end may name any of them."""
+def send_to_apache(producer: Producer) -> None:
+    """Park halves that end in every possible way.
+
+    Apache appends a copy of a half for each check, and an end may name any of the copies.
+    """
     producer.client.create_topic(TOPIC, queues=QUEUES)
-    for name in several("discarded", 2):  # at once: they say that they are four days old
+    # Apache discards these at once because of their age.
+    for name in numbered("discarded", 2):
         producer.park(name, born_ms=now_ms() - 96 * HOUR_MS)
-    producer.listen_until(lambda: producer.client.max_offset(STRANDED_TOPIC, 0) == 2, {})
-    producer.settle(several("committed", 4), COMMIT)
-    producer.settle(several("rolled", 2), ROLLBACK)
-    plan = {**BY_CHECK, **plan_of(several("checked", 2), UNKNOWN)}
-    for name in plan:
+    producer.respond_until(lambda: producer.client.max_offset(STRANDED_TOPIC, 0) == 2, {})
+    producer.park_and_end(numbered("committed", 4), COMMIT)
+    producer.park_and_end(numbered("rolled-back", 2), ROLLBACK)
+    verdicts = {**DECIDED_BY_CHECK, **dict.fromkeys(numbered("checked", 2), UNKNOWN)}
+    for name in verdicts:
         producer.park(name)
     late = producer.park("late")
-    producer.listen_until(
+    producer.respond_until(
         lambda: (
-            producer.asked.keys() >= {*plan, "late"}
+            producer.checks.keys() >= {*verdicts, "late"}
             and producer.delivered()["checked-commits"] == 1
         ),
-        plan,
+        verdicts,
     )
-    producer.end(late, COMMIT)  # it names the first copy; the second is open still
-    producer.listen(plan, seconds=1.0)  # until ops and cursors are on their way
-    for name in several("open", 2):
+    producer.end(late, COMMIT)  # names the first copy, while the second copy is still open
+    # Apache writes ops and cursors in the background, which a client cannot observe: give it time.
+    producer.respond_to_checks(verdicts, seconds=1.0)
+    for name in numbered("open", 2):
         producer.park(name)
 
 
-@taken_over("killed")
-def test_we_know_what_apache_delivered_though_its_ops_were_lost(
-    ending: str, version: str, tmp_path: Path
+@every_release("killed")
+def test_a_half_that_apache_delivered_is_decided_although_its_op_was_lost(
+    shutdown: str, version: str, tmp_path: Path
 ) -> None:
-    # 5.x gathers ops in memory; nothing but the delivered message says that it is over.
-    with EscrowMQ(tmp_path, QUIET) as ours:
-        ours.create_topic(TOPIC, queues=QUEUES)
-        with Producer(ours.address) as producer:
-            parked_here = [producer.park(name) for name in several("parked-here", 5)]
-            producer.park("open-here")
-    settings = {**QUIET, "transactionOpBatchInterval": HOUR_MS}
+    # 5.5.0 collects ops in memory: after a kill only the delivered message shows the decision.
+    with EscrowMQ(tmp_path, NO_CHECKS) as escrowmq:
+        escrowmq.create_topic(TOPIC, queues=QUEUES)
+        with Producer(escrowmq.address) as producer:
+            parked_at_ours = [producer.park(name) for name in numbered("parked-at-ours", 5)]
+            producer.park("open-at-ours")
+    settings = {**NO_CHECKS, "transactionOpBatchInterval": HOUR_MS}
     with ApacheRocketMQ(version, tmp_path, settings) as rocketmq:
         with Producer(rocketmq.address) as producer:
             producer.park("open-0")
-            for half in parked_here:
+            for half in parked_at_ours:
                 producer.end(half, COMMIT)
-            producer.settle(several("committed", 50), COMMIT)
+            producer.park_and_end(numbered("committed", 50), COMMIT)
             producer.park("open-1")
         rocketmq.kill()
-    plan = {"open-here": COMMIT, "open-0": COMMIT, "open-1": ROLLBACK}
-    with EscrowMQ(tmp_path, HASTY) as ours:
-        settled = [*several("committed", 50), *several("parked-here", 5)]
-        after = Counter([*settled, "open-here", "open-0"])
-        assert take_over(ours.address, plan, after) == Counter(plan.keys())
+    open_halves = {"open-at-ours": COMMIT, "open-0": COMMIT, "open-1": ROLLBACK}
+    with EscrowMQ(tmp_path, FAST_CHECKS) as escrowmq:
+        committed = [*numbered("committed", 50), *numbered("parked-at-ours", 5)]
+        after = Counter([*committed, "open-at-ours", "open-0"])
+        checks = decide_open_halves(escrowmq.address, open_halves, after)
+        assert checks == Counter(open_halves.keys())

@@ -14,6 +14,6 @@ Modules in reading order: `operators` (what a mistake is), `selection` (which ar
 `coverage_map` (which tests run), `workspace` and `pytest_runner` (how they run), `report`.
 `make mutants COUNT=… SEED=… PACKAGES="…"` starts it; it is not part of CI.
 
-What it cannot see: lines that run only in a child process of a test count as not covered, and so
-do lines behind a cache that another test filled first.
+Limits: lines that run only in a child process of a test count as not covered. So do lines that a
+test skips because an earlier test has filled a cache.
 """

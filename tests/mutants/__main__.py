@@ -1,4 +1,4 @@
-"""The command line; `make mutants COUNT=… SEED=… PACKAGES="…"` calls it."""
+"""The command line of the mutation tests. `make mutants COUNT=… SEED=… PACKAGES="…"` runs it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.mutants.workspace import Workspace, workspace
 ROOT: Final = Path(__file__).parents[2]
 QUICK_SUITES: Final = ("tests/unit", "tests/property")
 SHARE_OF_TIMEOUT: Final = 0.5
-"""How much of a mutant's time its tests may fill by their recorded, that is traced, durations."""
+"""The part of a mutant's time limit that its tests may take, by their durations with coverage."""
 TESTS_FAILED: Final = 1  # exit codes of pytest
 NO_TESTS_COLLECTED: Final = 5
 
 
 def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
-    """Plant mistakes and print the report. Survivors are no failure: the exit code is 0."""
+    """Plant mistakes and print the report. Return the exit code, which is 0 with survivors too."""
     parser = _parser()
     options = parser.parse_args(argv)
     available = packages(root)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=50, help="mistakes to plant [50]")
-    parser.add_argument("--seed", type=int, default=1, help="decides which [1]")
+    parser.add_argument("--seed", type=int, default=1, help="selects the mistakes [1]")
     parser.add_argument(
         "--package", action="append", default=[], help="a package of src, can be repeated [all]"
     )
@@ -70,22 +70,28 @@ def _parser() -> argparse.ArgumentParser:
         "--tests", nargs="+", default=list(QUICK_SUITES), help=f"[{' '.join(QUICK_SUITES)}]"
     )
     parser.add_argument(
-        "--tests-per-mutant", type=int, default=500, help="most tests to run, nearest first [500]"
+        "--tests-per-mutant",
+        type=int,
+        default=500,
+        help="run at most this many tests, nearest first [500]",
     )
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="per mutant; a hang is noticed then [60]"
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="time limit of a mutant; a test that hangs has noticed it [60]",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file too")
     return parser
 
 
 def _leave_out_broken(
     tests_by_line: CoverageMap, mutants: Sequence[Mutant], space: Workspace
 ) -> None:
-    """Leave out tests that fail without a mutant, in the recorded run or run in another order.
+    """Leave out tests that fail without a mutant, in the recorded run or in another order.
 
-    A test that fails anyway would seem to notice every mistake. Only the nearest test of each
-    mutant is run again, to keep it short.
+    Such a test would seem to notice every mistake. To save time, only the nearest test of each
+    mutant is run again.
     """
     covering = (tests_by_line.covering_tests(mutant) for mutant in mutants)
     nearest = list(dict.fromkeys(tests[0] for tests in covering if tests))
@@ -123,6 +129,6 @@ def _try(
 
 
 if __name__ == "__main__":
-    # Stopped by a signal, it still removes the copy and reports what it has so far.
+    # After SIGTERM, the program still removes the copy and reports the trials so far.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Which tests run which line: recorded once, kept in `.mutants/` until source or tests change."""
+"""Which tests run which line. The map is stored in `.mutants/` until source or tests change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from tests.mutants.workspace import Workspace
 
 
 class Recording(TypedDict):
-    """What is kept beside coverage's data. A test's lines say how near it is to each of them."""
+    """What is stored in addition to the data of coverage.
+
+    `lines` counts the lines that each test runs: the fewer, the nearer is the test to each line.
+    """
 
     fingerprint: str
     seconds: dict[str, float]
@@ -30,11 +33,11 @@ class Recording(TypedDict):
 
 
 class PytestDidNotRun(Exception):
-    """Pytest ended in an error, or no test that passed ran a line of the source."""
+    """Pytest failed, or no test that passed ran a line of the source."""
 
 
 class CoverageMap:
-    """Answers which tests can notice a mistake."""
+    """Finds the tests that can notice a mistake."""
 
     def __init__(self, root: Path, data: CoverageData, recording: Recording) -> None:
         self.tests = list(recording["seconds"])
@@ -48,37 +51,37 @@ class CoverageMap:
     def covering_tests(self, mutant: Mutant) -> list[str]:
         """Return the tests that run the mistake, nearest first: those that run the fewest lines.
 
-        A statement that runs on import belongs to no test. For it, tests count as covering if they
-        run a line, of any module, that mentions the defined name; then those that run a line
-        with the name of the class around it; then those that run anything in its module.
+        A statement that runs on import belongs to no test. For such a statement return first the
+        tests that run a line of any module with the defined name, then those that run a line with
+        the name of its class, and then those that run any line of its module.
         """
         place = mutant.mutation.place
         by_line = self._tests_by_line(mutant.path)
-        direct = self._union(by_line, range(place.first_line, place.last_line + 1))
-        if place.in_function and (direct or not self._runs_on_import(mutant.path, place)):
-            return self._nearest_first(direct)
-        mentions_name = self._mentioning(place.names)
-        mentions_owner = self._mentioning([place.owner] if place.owner else [])
-        same_module = self._union(by_line, by_line)
-        ranked: dict[str, None] = {}
-        for tests in (direct | mentions_name, mentions_owner, same_module):
-            ranked |= dict.fromkeys(self._nearest_first(tests))
-        return list(ranked)
+        direct_tests = self._union(by_line, range(place.first_line, place.last_line + 1))
+        if place.in_function and (direct_tests or not self._runs_on_import(mutant.path, place)):
+            return self._nearest_first(direct_tests)
+        name_tests = self._mentioning(place.names)
+        owner_tests = self._mentioning([place.owner] if place.owner else [])
+        module_tests = self._union(by_line, by_line)
+        ranked_tests: dict[str, None] = {}
+        for tests in (direct_tests | name_tests, owner_tests, module_tests):
+            ranked_tests |= dict.fromkeys(self._nearest_first(tests))
+        return list(ranked_tests)
 
-    def affordable(self, tests: Iterable[str], most: int, seconds: float) -> list[str]:
-        """Return the first tests within both limits, at least the first of all."""
+    def affordable(self, tests: Iterable[str], count_max: int, seconds_max: float) -> list[str]:
+        """Return tests within both limits, in their order, but at least the first one."""
         chosen: list[str] = []
-        spent_s = 0.0
+        total_s = 0.0
         for test in tests:
-            if len(chosen) == most:
+            if len(chosen) == count_max:
                 break
-            if not chosen or spent_s + self._seconds[test] <= seconds:
+            if not chosen or total_s + self._seconds[test] <= seconds_max:
                 chosen.append(test)
-                spent_s += self._seconds[test]
+                total_s += self._seconds[test]
         return chosen
 
     def leave_out(self, tests: Iterable[str]) -> None:
-        """Choose these tests no longer."""
+        """Do not return these tests any more."""
         for test in tests:
             self._seconds.pop(test, None)
         self._tests_by_line = cache(self._read_tests_by_line)
@@ -125,20 +128,20 @@ class CoverageMap:
 
 
 def coverage_map(root: Path, tests: Sequence[str], space: Workspace) -> CoverageMap:
-    """Return the kept map if it still fits source and tests, else record a new one.
+    """Return the stored map if source and tests have not changed, else record a new one.
 
     Raises PytestDidNotRun with the output of pytest.
     """
-    kept = root / ".mutants"
-    recording_file, data_file = kept / "recording.json", kept / "coverage.sqlite"
+    directory = root / ".mutants"
+    recording_file, data_file = directory / "recording.json", directory / "coverage.sqlite"
     fingerprint = fingerprint_of(root, tests)
     recording: Recording | None = None
     if recording_file.exists() and data_file.exists():
         recording = json.loads(recording_file.read_text(encoding="utf-8"))
     if recording is None or recording["fingerprint"] != fingerprint:
         sys.stderr.write(f"Recording which lines {' '.join(tests)} run; this is done once.\n")
-        shutil.rmtree(kept, ignore_errors=True)
-        kept.mkdir()
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
         run = space.record(tests, data_file)
         if not any(run.result["lines"].values()):
             raise PytestDidNotRun(run.output)
@@ -155,7 +158,7 @@ def coverage_map(root: Path, tests: Sequence[str], space: Workspace) -> Coverage
 
 
 def fingerprint_of(root: Path, tests: Sequence[str]) -> str:
-    """Return a digest of everything that decides which test runs which line."""
+    """Return a digest of everything that determines which test runs which line."""
     digest = hashlib.sha256(repr((sys.version_info, sorted(tests))).encode())
     for folder in ("src", "tests"):
         for path in sorted((root / folder).rglob("*")):

@@ -1,8 +1,8 @@
-"""The mistakes that can be planted: small edits of source text, listed from its syntax tree.
+"""The mistakes that can be planted: small edits of the source, found in its syntax tree.
 
 An edit replaces as little text as possible, so that a survivor can be shown as the old and the
-new line. Texts, annotations and anything that only informs people is left alone: docstrings,
-f-strings, log calls, `__repr__`, `assert`, `if TYPE_CHECKING`.
+new line. Annotations and code without an effect on the behaviour are not changed: strings,
+docstrings, log calls, `__repr__`, `assert`, `if TYPE_CHECKING`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Operator(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a mistake is, as far as the choice of its tests depends on it.
+    """The part of a mistake's location that the choice of its tests depends on.
 
-    Lines are those of the statement, without its body if it is a compound one.
+    The lines are those of the statement. The body of a compound statement is not included.
     """
 
     first_line: int = 1
     last_line: int = 1
     in_function: bool = False
-    """Whether the statement is in the body of a function, so that importing does not run it."""
+    """Whether the statement is in the body of a function, so that an import does not run it."""
     names: tuple[str, ...] = ()
-    """What the statement defines, for statements that run on import."""
+    """The names that the statement defines, if it runs on import."""
     owner: str | None = None
     """The innermost class around the statement."""
 
@@ -65,7 +65,7 @@ class Mutation:
         return text[: self.start] + self.replacement + text[self.end :]
 
     def old_and_new_line(self, text: str) -> tuple[str, str]:
-        """Return the changed line before and after; several lines are joined to one."""
+        """Return the changed line before and after the edit. Several lines are joined into one."""
         start = text.rfind("\n", 0, self.start) + 1
         end = text.find("\n", self.end)
         old = text[start : end if end >= 0 else len(text)]
@@ -75,9 +75,12 @@ class Mutation:
 
 def mutations(text: str) -> list[Mutation]:
     """Return every mistake that can be planted in the source of a module, in order of position."""
-    lister = _Lister(text)
-    lister.visit(ast.parse(text), Place())
-    return sorted(lister.mutations, key=lambda each: (each.start, each.end, each.replacement))
+    collector = _MutationCollector(text)
+    collector.visit(ast.parse(text), Place())
+    return sorted(
+        collector.mutations,
+        key=lambda mutation: (mutation.start, mutation.end, mutation.replacement),
+    )
 
 
 COMPARISONS: Final = {
@@ -95,13 +98,13 @@ COMPARISONS: Final = {
 EXCHANGED: Final = {"and": "or", "or": "and", "min": "max", "max": "min", "+=": "-=", "-=": "+="}
 LOG_METHODS: Final = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 LOGGERS: Final = {"log", "logger", "logging"}
-FIELDS_LEFT_ALONE: Final = {"annotation", "returns", "type_params"}
+IGNORED_FIELDS: Final = {"annotation", "returns", "type_params"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class _Lister:
-    """Walks the tree and collects the edits."""
+class _MutationCollector:
+    """Collects the edits of a syntax tree."""
 
     def __init__(self, text: str) -> None:
         self.mutations: list[Mutation] = []
@@ -117,15 +120,15 @@ class _Lister:
         ]
 
     def visit(self, node: ast.AST, place: Place) -> None:
-        """List the edits of a node and of everything in it."""
-        if _is_left_alone(node):
+        """Collect the edits of a node and of all nodes in it."""
+        if _is_ignored(node):
             return
         place = _place_of(node, place)
         for operator, start, end, replacement in self._edits(node):
             line = self._text.count("\n", 0, start) + 1
             self.mutations.append(Mutation(operator, start, end, replacement, line, place))
         for field, value in ast.iter_fields(node):
-            if field in FIELDS_LEFT_ALONE or (_is_never_tested(node) and field != "orelse"):
+            if field in IGNORED_FIELDS or (_is_never_true_in_tests(node) and field != "orelse"):
                 continue
             inner = _place_in_body(node, place) if field == "body" else place
             for child in value if isinstance(value, list) else [value]:
@@ -148,11 +151,11 @@ class _Lister:
                 while self._text[end].isspace():
                     end += 1
                 yield Operator.NOT, start, end, ""
-            case ast.If(test=test) | ast.IfExp(test=test) if not _is_never_tested(node):
-                yield from self._forced(test)
+            case ast.If(test=test) | ast.IfExp(test=test) if not _is_never_true_in_tests(node):
+                yield from self._condition_edits(test)
             case ast.comprehension(ifs=tests):
                 for test in tests:
-                    yield from self._forced(test)
+                    yield from self._condition_edits(test)
             case ast.Call(func=ast.Name(id="min" | "max" as name) as function):
                 yield Operator.MIN_MAX, *self._span(function), EXCHANGED[name]
             case ast.AugAssign(op=ast.Add() | ast.Sub()):
@@ -161,7 +164,7 @@ class _Lister:
                         end = start + len(symbol)
                         yield Operator.PLUS_MINUS, start, end, EXCHANGED[symbol]
             case ast.Expr(value=ast.Call() as call) | ast.Expr(value=ast.Await(value=call)) if (
-                not _is_left_alone(call)
+                not _is_ignored(call)
             ):
                 yield Operator.CALL, *self._span(node), "pass"
             case ast.Raise():
@@ -183,7 +186,7 @@ class _Lister:
                 yield Operator.COMPARISON, start, end, replacement
 
     def _and_or_edit(self, values: list[ast.expr]) -> tuple[Operator, int, int, str]:
-        """Exchange every connecting word of `a and b and c`: they are a single operator."""
+        """Return an edit of all operators in `a and b and c`, which are one node of the tree."""
         words = [
             (start, word)
             for left, right in pairwise(values)
@@ -197,7 +200,7 @@ class _Lister:
             position = start + len(word)
         return Operator.AND_OR, begin, position, replacement
 
-    def _forced(self, test: ast.expr) -> Iterator[tuple[Operator, int, int, str]]:
+    def _condition_edits(self, test: ast.expr) -> Iterator[tuple[Operator, int, int, str]]:
         start, end = self._span(test)
         for value in ("True", "False"):
             if self._text[start:end] != value:
@@ -216,14 +219,14 @@ class _Lister:
         )
 
     def _position(self, line: int, column_bytes: int) -> int:
-        """Convert a position of the tree, whose columns count bytes of UTF-8."""
+        """Convert a position of the tree, which counts columns in bytes of UTF-8."""
         before = self._lines[line - 1].encode()[:column_bytes].decode()
         return self._line_starts[line - 1] + len(before)
 
 
-def _is_left_alone(node: ast.AST) -> bool:
+def _is_ignored(node: ast.AST) -> bool:
     match node:
-        # Before Python 3.12 the positions inside an f-string are wrong; most are texts anyway.
+        # Before Python 3.12 the positions inside an f-string are wrong, and most are messages.
         case ast.JoinedStr() | ast.Assert():
             return True
         case ast.FunctionDef(name="__repr__"):
@@ -237,8 +240,8 @@ def _is_left_alone(node: ast.AST) -> bool:
     return False
 
 
-def _is_never_tested(node: ast.AST) -> bool:
-    """Return whether a condition holds only for type checkers or for a module run as a program."""
+def _is_never_true_in_tests(node: ast.AST) -> bool:
+    """Return whether a condition is true only for type checkers or in a module run as a program."""
     match node:
         case ast.If(test=ast.Name() | ast.Attribute() as test):
             return _last_name(test) == "TYPE_CHECKING"
@@ -258,22 +261,22 @@ def _last_name(node: ast.expr) -> str:
     return ""
 
 
-def _place_of(node: ast.AST, around: Place) -> Place:
-    """Return the place of a statement; an expression is where its statement is."""
+def _place_of(node: ast.AST, outer_place: Place) -> Place:
+    """Return the place of a statement. The place of an expression is that of its statement."""
     match node:
         case ast.match_case(pattern=pattern, body=[first, *_]):
             last_line = max(pattern.lineno, first.lineno - 1)
-            return replace(around, first_line=pattern.lineno, last_line=last_line)
+            return replace(outer_place, first_line=pattern.lineno, last_line=last_line)
         case ast.stmt():
-            inside: list[ast.stmt] | list[ast.match_case] = getattr(node, "body", [])
+            body: list[ast.stmt] | list[ast.match_case] = getattr(node, "body", [])
             if isinstance(node, ast.Match):
-                inside = node.cases
+                body = node.cases
             last_line = node.end_lineno or node.lineno
-            if inside:
-                last_line = max(node.lineno, _first_line(inside[0]) - 1)
-            names = around.names if around.in_function else _defined_names(node)
-            return replace(around, first_line=node.lineno, last_line=last_line, names=names)
-    return around
+            if body:
+                last_line = max(node.lineno, _first_line(body[0]) - 1)
+            names = outer_place.names if outer_place.in_function else _defined_names(node)
+            return replace(outer_place, first_line=node.lineno, last_line=last_line, names=names)
+    return outer_place
 
 
 def _first_line(node: ast.stmt | ast.match_case) -> int:

@@ -1,7 +1,7 @@
-"""Runs pytest inside the copied tree: `python pytest_runner.py request.json`.
+"""Run pytest inside the copied tree: `python pytest_runner.py request.json`.
 
-A program of its own that imports nothing of this package, because in the copy the package `tests`
-is the copied one. It records what each test runs, or runs chosen tests in a given order.
+This is a separate program. It imports nothing of this package, because in its process the package
+`tests` is the copied one. It records which lines each test runs, or runs chosen tests in order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Final, TypedDict
 import coverage
 import pytest
 
-DATA_BYTES_MAX: Final = 4 << 30  # a mutant that collects without end gets a MemoryError
+DATA_BYTES_MAX: Final = 4 << 30  # a mutant that allocates without end gets a MemoryError
 
 
 class RunRequest(TypedDict):
-    """What to run: `chosen` None records all tests that `arguments` select."""
+    """What to run. If `chosen` is None, record all tests that `arguments` select."""
 
     arguments: list[str]
     chosen: list[str] | None
@@ -34,15 +34,15 @@ class RunRequest(TypedDict):
 
 
 class RunResult(TypedDict):
-    """What came of it. Seconds and lines are known of tests that passed in a recorded run."""
+    """The result of a run. Seconds and lines are those of tests that passed while recording."""
 
     failed: list[str]
     seconds: dict[str, float]
     lines: dict[str, int]
 
 
-class Outcomes:
-    """Notes which tests failed and which passed, with the time they took."""
+class OutcomePlugin:
+    """Records which tests failed, which passed, and their durations."""
 
     def __init__(self) -> None:
         self.failed: dict[str, None] = {}
@@ -61,8 +61,8 @@ class Outcomes:
             self.failed[report.nodeid] = None
 
 
-class Recorder:
-    """Measures the lines that each test runs, under the test's id as coverage's context."""
+class CoveragePlugin:
+    """Records the lines that each test runs, with the test's id as the context of coverage."""
 
     def __init__(self, source: str, data_file: str) -> None:
         concurrency = ["thread"]
@@ -86,7 +86,7 @@ class Recorder:
             self.coverage.switch_context("")
 
     def lines_of_each_test(self) -> Counter[str]:
-        """Return how many lines each test ran."""
+        """Return the number of lines that each test ran."""
         data = self.coverage.get_data()
         counts: Counter[str] = Counter()
         for path in data.measured_files():
@@ -95,8 +95,8 @@ class Recorder:
         return counts
 
 
-class Chooser:
-    """Keeps the chosen tests, in the order given."""
+class ChosenTestsPlugin:
+    """Selects the chosen tests, in their order."""
 
     def __init__(self, chosen: list[str], recorded: list[str]) -> None:
         self._ranks = {test: rank for rank, test in enumerate(chosen)}
@@ -104,10 +104,10 @@ class Chooser:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # A mutated constant can change the ids of parametrized tests. Cases with new ids run if
-        # any case of their function was chosen.
+        # A mutated constant can change the ids of parametrized tests. Tests with new ids run if
+        # any test of the same function was chosen.
         functions = {test.partition("[")[0] for test in self._ranks}
-        last = len(self._ranks)
+        last_rank = len(self._ranks)
         items[:] = sorted(
             (
                 item
@@ -117,12 +117,12 @@ class Chooser:
                     item.nodeid not in self._recorded and item.nodeid.partition("[")[0] in functions
                 )
             ),
-            key=lambda item: self._ranks.get(item.nodeid, last),
+            key=lambda item: self._ranks.get(item.nodeid, last_rank),
         )
 
 
 def record(request: RunRequest) -> tuple[int, RunResult]:
-    recorder, outcomes = Recorder(request["source"], request["data_file"]), Outcomes()
+    recorder, outcomes = CoveragePlugin(request["source"], request["data_file"]), OutcomePlugin()
     recorder.coverage.start()
     try:
         code = pytest.main(request["arguments"], plugins=[recorder, outcomes])
@@ -141,8 +141,8 @@ def record(request: RunRequest) -> tuple[int, RunResult]:
 
 def run_chosen(request: RunRequest, chosen: list[str]) -> tuple[int, RunResult]:
     resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES_MAX, DATA_BYTES_MAX))
-    outcomes = Outcomes()
-    plugins = [Chooser(chosen, request["recorded"]), outcomes]
+    outcomes = OutcomePlugin()
+    plugins = [ChosenTestsPlugin(chosen, request["recorded"]), outcomes]
     code = pytest.main(request["arguments"], plugins=plugins)
     return int(code), RunResult(failed=list(outcomes.failed), seconds={}, lines={})
 

@@ -1,4 +1,4 @@
-"""What came of the planted mistakes, as a table for people and as JSON."""
+"""The report of the planted mistakes, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.mutants.selection import Mutant
 
 
 class Verdict(StrEnum):
-    """What the tests said of a mistake."""
+    """Whether the tests noticed a mistake."""
 
     NOTICED = "noticed"
     TIMED_OUT = "timed out"
@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A planted mistake and its verdict. A mistake that no test covers needs no run."""
+    """A planted mistake and its verdict. No test runs for a mistake that is not covered."""
 
     mutant: Mutant
     verdict: Verdict
@@ -36,7 +36,7 @@ class Trial:
 
 
 def table(trials: Sequence[Trial]) -> str:
-    """Return the counts per package and every mistake that was not noticed, line by line."""
+    """Return a table of the counts per package, and every mistake that was not noticed."""
     by_package = {trial.mutant.package: Counter[str]() for trial in trials}
     for trial in trials:
         by_package[trial.mutant.package] += _counts(trial)
@@ -50,7 +50,7 @@ def table(trials: Sequence[Trial]) -> str:
             f"  {counts[Verdict.SURVIVED]:8}  {counts[Verdict.NOT_COVERED]:11}"
         )
     if total[Verdict.TIMED_OUT]:
-        lines.append(f"{total[Verdict.TIMED_OUT]} of those noticed ran out of time.")
+        lines.append(f"{total[Verdict.TIMED_OUT]} of the noticed mistakes made a test time out.")
     for trial in trials:
         if not trial.is_noticed:
             lines += ["", _headline(trial)]
@@ -59,7 +59,7 @@ def table(trials: Sequence[Trial]) -> str:
 
 
 def as_json(trials: Sequence[Trial], *, seed: int, tests: Sequence[str]) -> dict[str, object]:
-    """Return the same for programs, with the test that noticed each mistake."""
+    """Return the report as JSON values, with the test that noticed each mistake."""
     return {
         "seed": seed,
         "tests": list(tests),
@@ -92,5 +92,5 @@ def _headline(trial: Trial) -> str:
     where, operator = trial.mutant.where, trial.mutant.mutation.operator
     if trial.verdict is Verdict.NOT_COVERED:
         return f"{where}: not covered ({operator})"
-    ran = f"{trial.tests_chosen} of {trial.tests_covering} covering tests ran"
-    return f"{where}: survived ({operator}; {ran})"
+    test_counts = f"{trial.tests_chosen} of {trial.tests_covering} covering tests ran"
+    return f"{where}: survived ({operator}; {test_counts})"

@@ -1,4 +1,4 @@
-"""Which mistakes are planted: a sample by seed, spread evenly over the packages."""
+"""Which mistakes are planted: a random sample, spread evenly over the packages."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ class Mutant:
 
     @property
     def where(self) -> str:
-        """Return file:line, which an editor can open."""
+        """Return the location as file:line."""
         return f"{self.path}:{self.mutation.line}"
 
 
 def packages(root: Path) -> dict[str, list[Path]]:
     """Return the modules of every package directly below a root package in `src`.
 
-    Nested packages belong to the one around them. Modules directly in a root package are listed
-    under its own name.
+    The modules of nested packages belong to their outer package. Modules directly in a root package
+    are listed under its own name.
     """
     modules: dict[str, list[Path]] = {}
-    for init in sorted((root / "src").glob("*/__init__.py")):
-        root_package = init.parent
+    for init_file in sorted((root / "src").glob("*/__init__.py")):
+        root_package = init_file.parent
         modules[root_package.name] = sorted(root_package.glob("*.py"))
-        for inner in sorted(root_package.glob("*/__init__.py")):
-            modules.setdefault(inner.parent.name, []).extend(sorted(inner.parent.rglob("*.py")))
+        for inner_init_file in sorted(root_package.glob("*/__init__.py")):
+            modules.setdefault(inner_init_file.parent.name, []).extend(
+                sorted(inner_init_file.parent.rglob("*.py"))
+            )
     return modules
 
 
@@ -53,20 +55,22 @@ def mutants_of(root: Path, package: str, modules: Iterable[Path]) -> list[Mutant
 
 
 def sample(mutants: Mapping[str, Sequence[Mutant]], count: int, seed: int) -> list[Mutant]:
-    """Return `count` mutants, as many from each package as from any other while it has them.
+    """Return `count` mutants, the same number from each package as far as it has them.
 
-    The order within a package depends on the seed and the package alone: a run over fewer packages
-    or with a larger count plants the same mistakes and more.
+    The order within a package depends only on the seed and the package. So a run with fewer
+    packages or a larger count plants the same mistakes of a package, and more.
     """
     shuffled: dict[str, list[Mutant]] = {}
     for package in sorted(mutants):
         shuffled[package] = list(mutants[package])
         random.Random(f"{seed} {package}").shuffle(shuffled[package])
-    turns = list(shuffled)
-    random.Random(seed).shuffle(turns)  # which packages get one more when the count is uneven
-    chosen: list[Mutant] = []
+    package_order = list(shuffled)
+    # The first packages get one more mutant if the count is uneven.
+    random.Random(seed).shuffle(package_order)
+    selected: list[Mutant] = []
     depth = 0
-    while len(chosen) < count and any(len(each) > depth for each in shuffled.values()):
-        chosen += [shuffled[name][depth] for name in turns if len(shuffled[name]) > depth]
+    longest = max(map(len, shuffled.values()), default=0)
+    while len(selected) < count and depth < longest:
+        selected += [shuffled[name][depth] for name in package_order if len(shuffled[name]) > depth]
         depth += 1
-    return sorted(chosen[:count], key=lambda mutant: (mutant.package, mutant.path))
+    return sorted(selected[:count], key=lambda mutant: (mutant.package, mutant.path))

@@ -1,4 +1,4 @@
-"""A copy of the tree in which mistakes are planted and tests run. The checkout stays as it is."""
+"""A copy of the tree in which mistakes are planted and tests run. The checkout is not changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PYTEST_ARGUMENTS: Final = ("-q", "--no-header", "--tb=line", "-p", "no:cacheprov
 
 @dataclass(frozen=True, slots=True)
 class PytestRun:
-    """The end of a pytest process. The exit code is None if its time ran out."""
+    """The result of a pytest process. The exit code is None if the process timed out."""
 
     exit_code: int | None
     failed: tuple[str, ...]
@@ -48,7 +48,7 @@ class PytestRun:
 
 
 class Workspace:
-    """The copy, with a directory for temporary files beside it."""
+    """The copy, and a directory for temporary files beside it."""
 
     def __init__(self, checkout: Path, directory: Path) -> None:
         self.tree = directory / "tree"
@@ -59,17 +59,18 @@ class Workspace:
         shutil.copytree(
             checkout, self.tree, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED)
         )
-        # Compiled once here, because runs with mutants write no bytecode.
+        # Compile the copy once, because runs with mutants write no bytecode.
         compileall.compile_dir(self.tree / "src", quiet=2)
         compileall.compile_dir(self.tree / "tests", quiet=2)
 
     @contextlib.contextmanager
     def planted(self, mutant: Mutant) -> Iterator[None]:
-        """Put a mistake into the copy, and take it out again at the end."""
+        """Plant a mistake in the copy, and remove it when the block ends."""
         path = self.tree / mutant.path
         original = path.read_text(encoding="utf-8")
-        # Bytecode counts as fresh if the source has the same size and second of change, as a
-        # mutant often has. Without a bytecode file the source is compiled in every run.
+        # Python considers bytecode current if size and modification time (in seconds) of the source
+        # are the same, which is often so for a mutant. Without a bytecode file it compiles the
+        # source in every run.
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
         path.write_text(mutant.mutation.apply(original), encoding="utf-8")
         try:
@@ -78,19 +79,19 @@ class Workspace:
             path.write_text(original, encoding="utf-8")
 
     def record(self, tests: Sequence[str], data_file: Path) -> PytestRun:
-        """Run all the tests and record the lines that each of them runs."""
+        """Run all tests and record the lines that each of them runs."""
         arguments = ["-m", "not nightly", *tests]
         return self._run(arguments, data_file=data_file)
 
     def run(
         self, chosen: Sequence[str], recorded: Sequence[str], *, seed: int, timeout_s: float
     ) -> PytestRun:
-        """Run the chosen tests in their order until the first fails."""
+        """Run the chosen tests in their order until one fails."""
         arguments = ["-x", f"--hypothesis-seed={seed}", *_files(chosen)]
         return self._run(arguments, chosen=chosen, recorded=recorded, timeout_s=timeout_s)
 
     def run_without_mutant(self, chosen: Sequence[str], recorded: Sequence[str]) -> PytestRun:
-        """Run all the chosen tests on the source as it is."""
+        """Run all chosen tests on the unchanged source."""
         return self._run(_files(chosen), chosen=chosen, recorded=recorded)
 
     def _run(
@@ -121,7 +122,7 @@ class Workspace:
         return PytestRun(exit_code, tuple(result["failed"]), output, result)
 
     def _wait(self, command: Sequence[str], timeout_s: float | None) -> int | None:
-        """Return the exit code, or None when time ran out. No process of the run is left behind."""
+        """Return the exit code, or None after a timeout. Kill all processes of the run."""
         with (
             self._output_file.open("wb") as output,
             subprocess.Popen(
@@ -150,13 +151,13 @@ class Workspace:
         }
         return {
             **inherited,
-            "PYTHONPATH": str(self.tree / "src"),  # ahead of an editable install
+            "PYTHONPATH": str(self.tree / "src"),  # takes precedence over an editable install
             "PYTHONDONTWRITEBYTECODE": "1",
             "TMPDIR": str(self._temporary),
         }
 
     def _clean(self) -> None:
-        """Remove what the run before left, among it hypothesis' database of failing examples."""
+        """Remove the files of the previous run, such as the failing examples of hypothesis."""
         shutil.rmtree(self._temporary, ignore_errors=True)
         shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
         self._temporary.mkdir(exist_ok=True)
@@ -169,7 +170,7 @@ def _files(tests: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def workspace(checkout: Path) -> Iterator[Workspace]:
-    """Copy the checkout to a temporary directory for as long as the block runs."""
-    # A short name: tests put Unix sockets below it, whose paths must fit in 107 bytes.
+    """Copy the checkout to a temporary directory that is removed when the block ends."""
+    # The name is short because tests create Unix sockets in it, whose paths have at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as name:
         yield Workspace(checkout, Path(name).resolve())

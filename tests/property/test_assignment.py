@@ -1,4 +1,4 @@
-"""Every queue is assigned to one member, the same one that RocketMQ assigns it to."""
+"""Every queue is assigned to exactly one member, the same member as in RocketMQ."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ queues = st.lists(
     max_size=30,
     unique=True,
 )
-rooms = {"r1", "r2", "r3"}
+ROOMS = {"r1", "r2", "r3"}
 
-near = machine_room_nearby(lambda broker: broker[:2], lambda member: "r1" if member < "a" else "r9")
+nearby = machine_room_nearby(
+    lambda broker: broker[:2], lambda member: "r1" if member < "a" else "r9"
+)
 STRATEGIES: list[AssignmentStrategy] = [
     average,
     average_by_circle,
-    machine_room(rooms),
+    machine_room(ROOMS),
     consistent_hash(),
     consistent_hash(3),
-    near,
+    nearby,
 ]
 
 
@@ -42,34 +44,38 @@ def test_every_queue_belongs_to_one_member_whatever_the_order_of_the_lists(
 ) -> None:
     shares = [assign(queues, members, member) for member in members]
     assert sorted(queue for own_queues in shares for queue in own_queues) == sorted(queues)
-    mixed_queues, mixed_members = queues[:], members[:]
-    random.shuffle(mixed_queues)  # type: ignore[attr-defined]
-    random.shuffle(mixed_members)  # type: ignore[attr-defined]
-    again = [assign(mixed_queues, mixed_members, member) for member in members]
-    assert list(map(sorted, again)) == list(map(sorted, shares))
-    assert assign(queues, members, "a stranger") == []
+    shuffled_queues, shuffled_members = queues[:], members[:]
+    random.shuffle(shuffled_queues)  # type: ignore[attr-defined]
+    random.shuffle(shuffled_members)  # type: ignore[attr-defined]
+    shuffled_shares = [assign(shuffled_queues, shuffled_members, member) for member in members]
+    assert list(map(sorted, shuffled_shares)) == list(map(sorted, shares))
+    assert assign(queues, members, "not a member") == []
 
 
 @given(queues, members)
 def test_average_and_circle_equal_rocketmq(queues: list[MessageQueue], members: list[str]) -> None:
-    """RocketMQ's rules in its own terms: an index, a remainder, a start and a range."""
-    ordered, ranked = sorted(queues), sorted(members)
-    count, total = len(ranked), len(ordered)
-    for index, client_id in enumerate(ranked):
+    # The expected shares are computed as in RocketMQ: index, remainder, start and range.
+    sorted_queues, sorted_members = sorted(queues), sorted(members)
+    count, total = len(sorted_members), len(sorted_queues)
+    for index, client_id in enumerate(sorted_members):
         remainder = total % count
         size = 1 if total <= count else total // count + (remainder > 0 and index < remainder)
-        has_more = remainder > 0 and index < remainder
-        begin = index * size if has_more else index * size + remainder
-        reach = min(size, total - begin)
-        expected = [ordered[(begin + step) % total] for step in range(reach)]
+        gets_remainder = remainder > 0 and index < remainder
+        begin = index * size if gets_remainder else index * size + remainder
+        share_size = min(size, total - begin)
+        expected = [sorted_queues[(begin + step) % total] for step in range(share_size)]
         assert average(queues, members, client_id) == expected
-        dealt = [ordered[position] for position in range(index, total) if position % count == index]
-        assert average_by_circle(queues, members, client_id) == dealt
+        circle_share = [
+            sorted_queues[position] for position in range(index, total) if position % count == index
+        ]
+        assert average_by_circle(queues, members, client_id) == circle_share
 
 
 @given(queues, members)
-def test_shares_differ_by_at_most_one(queues: list[MessageQueue], members: list[str]) -> None:
-    for assign in (average, average_by_circle, machine_room(rooms)):
+def test_the_sizes_of_shares_differ_by_at_most_one(
+    queues: list[MessageQueue], members: list[str]
+) -> None:
+    for assign in (average, average_by_circle, machine_room(ROOMS)):
         sizes = [len(assign(queues, members, member)) for member in members]
         assert max(sizes) - min(sizes) <= 1
 
@@ -81,7 +87,9 @@ def test_consistent_hash_moves_only_the_queues_of_the_member_that_leaves(
     assign = consistent_hash()
     for member in members[1:]:
         before = set(assign(queues, members, member))
-        assert before <= set(assign(queues, [m for m in members if m != members[0]], member))
+        assert before <= set(
+            assign(queues, [other for other in members if other != members[0]], member)
+        )
 
 
 def test_queues_of_other_rooms_are_not_assigned() -> None:
@@ -105,10 +113,10 @@ def test_by_config_assigns_the_fixed_queues_and_divides_the_others() -> None:
 
 
 def test_consistent_hash_equals_rocketmq() -> None:
-    """The result of AllocateMessageQueueConsistentHash in RocketMQ 5.5.0 for the same lists."""
     queues = [MessageQueue("t", "broker-a", number) for number in range(12)]
     members = ["c0", "c1", "c2"]
     shares = [consistent_hash()(queues, members, member) for member in members]
+    # The result of AllocateMessageQueueConsistentHash in RocketMQ 5.5.0 for the same lists.
     assert [[queue.queue_id for queue in own_queues] for own_queues in shares] == [
         [2, 6, 9],
         [3, 5, 8, 10, 11],

@@ -1,7 +1,8 @@
-"""Two ends of a line against a model: every call ends once, and with the answer meant for it.
+"""Two connected endpoints against a model: every call ends once, with the response to that call.
 
-The network delivers what was written, in pieces of any size; either end asks, answers in any
-order or never, lets calls expire, forgets them. The model is a dictionary of what is open.
+The network delivers the written bytes in chunks of any size. Either endpoint sends requests,
+responds in any order or never, lets calls expire and cancels them. The model is a dictionary of
+the open calls.
 """
 
 from __future__ import annotations
@@ -12,105 +13,112 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from escrowmq.errors import NotSent
-from escrowmq.remoting import responses as answers
+from escrowmq.remoting import responses
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
 from escrowmq.remoting.connection import Call, Connection, Response, UnmatchedResponse
 from escrowmq.remoting.headers import QueueHeader
 from escrowmq.remoting.requests import Request
 
 CALLS_MAX = 3
-ends = st.integers(0, 1)
+ONE_WAY_TOPIC = "one way"
+endpoints = st.integers(0, 1)
 
 
-class Line(RuleBasedStateMachine):
+class ConnectionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.lines = [
+        self.connections = [
             Connection(calls_max=CALLS_MAX, serializer=serializer)
             for serializer in (JSON, ROCKETMQ)
         ]
-        self.flying = [b"", b""]  # on the way to this end
-        self.asked: list[list[Request[Any]]] = [[], []]  # at this end, not yet answered
-        self.open: list[dict[int, tuple[Call, int]]] = [{}, {}]  # token -> call, of this end
-        self.tokens = 0
+        # Each list has one element per endpoint.
+        self.in_transit = [b"", b""]  # bytes on the way to this endpoint
+        self.requests: list[list[Request[Any]]] = [[], []]  # received and not answered yet
+        self.open_calls: list[dict[int, Call]] = [{}, {}]  # by call number
+        self.call_count = 0
         self.now_s = 0.0
 
-    @rule(end=ends, patience_s=st.integers(1, 5))
-    def call(self, end: int, patience_s: int) -> None:
-        self.tokens += 1
-        fields = QueueHeader(topic="t", queue_id=self.tokens)
+    @rule(endpoint=endpoints, timeout_s=st.integers(1, 5))
+    def call(self, endpoint: int, timeout_s: int) -> None:
+        self.call_count += 1
+        # The queue id carries the number of the call, which the response returns in its body.
+        fields = QueueHeader(topic="t", queue_id=self.call_count)
         try:
-            call, data = self.lines[end].call(
-                RequestCode.GET_MAX_OFFSET, fields, deadline_s=self.now_s + patience_s
+            call, data = self.connections[endpoint].call(
+                RequestCode.GET_MAX_OFFSET, fields, deadline_s=self.now_s + timeout_s
             )
         except NotSent:
-            assert len(self.open[end]) == CALLS_MAX
+            assert len(self.open_calls[endpoint]) == CALLS_MAX
             return
-        assert len(self.open[end]) < CALLS_MAX
-        assert all(call.opaque != other.opaque for other, _ in self.open[end].values())
-        self.open[end][self.tokens] = (call, self.tokens)
-        self.flying[1 - end] += data
+        assert len(self.open_calls[endpoint]) < CALLS_MAX
+        assert all(call.opaque != other.opaque for other in self.open_calls[endpoint].values())
+        self.open_calls[endpoint][self.call_count] = call
+        self.in_transit[1 - endpoint] += data
 
-    @rule(end=ends)
-    def post(self, end: int) -> None:
-        fields = QueueHeader(topic="one way", queue_id=0)
-        self.flying[1 - end] += self.lines[end].send_oneway(RequestCode.GET_MAX_OFFSET, fields)
+    @rule(endpoint=endpoints)
+    def send_oneway(self, endpoint: int) -> None:
+        fields = QueueHeader(topic=ONE_WAY_TOPIC, queue_id=0)
+        data = self.connections[endpoint].send_oneway(RequestCode.GET_MAX_OFFSET, fields)
+        self.in_transit[1 - endpoint] += data
 
-    @rule(end=ends, count=st.integers(1, 300))
-    def deliver(self, end: int, count: int) -> None:
-        data, self.flying[end] = self.flying[end][:count], self.flying[end][count:]
-        self.lines[end].receive(data)
-        for event in self.lines[end].events():
+    @rule(endpoint=endpoints, count=st.integers(1, 300))
+    def deliver(self, endpoint: int, count: int) -> None:
+        data = self.in_transit[endpoint]
+        self.in_transit[endpoint] = data[count:]
+        self.connections[endpoint].receive(data[:count])
+        for event in self.connections[endpoint].events():
             match event:
                 case Request():
-                    self.asked[end].append(event)
+                    self.requests[endpoint].append(event)
                 case Response(call=call, body=body):
-                    known, token = self.open[end].pop(int(bytes(body)))
-                    assert known is call
-                    assert token == int(bytes(body))
+                    assert self.open_calls[endpoint].pop(int(bytes(body))) is call
                 case UnmatchedResponse(body=body):
-                    assert int(bytes(body)) not in self.open[end]
+                    assert int(bytes(body)) not in self.open_calls[endpoint]
                 case _:
                     raise AssertionError(event)
 
-    @rule(end=ends, data=st.data())
-    def reply(self, end: int, data: st.DataObject) -> None:
-        if not self.asked[end]:
+    @precondition(lambda self: any(self.requests))
+    @rule(endpoint=endpoints, data=st.data())
+    def respond(self, endpoint: int, data: st.DataObject) -> None:
+        requests = self.requests[endpoint]
+        if not requests:
             return
-        request = self.asked[end].pop(data.draw(st.integers(0, len(self.asked[end]) - 1)))
-        written = answers.encode_response(request, body=b"%d" % request.head.fields.queue_id)
-        assert bool(written) != (request.head.fields.topic == "one way")
-        self.flying[1 - end] += written
+        request = requests.pop(data.draw(st.integers(0, len(requests) - 1)))
+        encoded = responses.encode_response(request, body=b"%d" % request.head.fields.queue_id)
+        assert bool(encoded) != (request.head.fields.topic == ONE_WAY_TOPIC)
+        self.in_transit[1 - endpoint] += encoded
 
     @rule(seconds=st.integers(1, 3))
     def wait(self, seconds: int) -> None:
         self.now_s += seconds
-        for end in (0, 1):
-            failed = {one.call.opaque for one in self.lines[end].expire(now_s=self.now_s)}
-            due = {
-                token: call
-                for token, (call, _) in self.open[end].items()
-                if call.deadline_s <= self.now_s
+        for connection, open_calls in zip(self.connections, self.open_calls, strict=True):
+            due_calls = {
+                number: call for number, call in open_calls.items() if call.deadline_s <= self.now_s
             }
-            assert failed == {call.opaque for call in due.values()}
-            for token in due:
-                del self.open[end][token]
+            failures = connection.expire(now_s=self.now_s)
+            assert {failure.call.opaque for failure in failures} == {
+                call.opaque for call in due_calls.values()
+            }
+            for number in due_calls:
+                del open_calls[number]
 
-    @precondition(lambda self: self.open[0])
+    @precondition(lambda self: self.open_calls[0])
     @rule()
-    def forget(self) -> None:
-        _, (call, _) = self.open[0].popitem()
-        self.lines[0].cancel(call)
+    def cancel(self) -> None:
+        _, call = self.open_calls[0].popitem()
+        self.connections[0].cancel(call)
 
     @invariant()
-    def what_waits_is_what_is_open(self) -> None:
-        for end in (0, 1):
-            assert self.lines[end].pending_calls == len(self.open[end])
+    def pending_calls_are_the_open_calls(self) -> None:
+        for connection, open_calls in zip(self.connections, self.open_calls, strict=True):
+            assert connection.pending_calls == len(open_calls)
 
     def teardown(self) -> None:
-        for end in (0, 1):
-            failed = {one.call.opaque for one in self.lines[end].close()}
-            assert failed == {call.opaque for call, _ in self.open[end].values()}
+        for connection, open_calls in zip(self.connections, self.open_calls, strict=True):
+            failures = connection.close()
+            assert {failure.call.opaque for failure in failures} == {
+                call.opaque for call in open_calls.values()
+            }
 
 
-TestLine = Line.TestCase
+TestConnection = ConnectionMachine.TestCase

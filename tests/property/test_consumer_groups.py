@@ -1,4 +1,4 @@
-"""Consumer groups against a model: a dict of members and a dict of subscriptions per group."""
+"""Consumer groups against a model: a dict of members, and a dict of topics for each group."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from tests.support.leftovers import leftovers
 
 MEMBERS_MAX = 6
 PER_CHANNEL_MAX = 3
-EXPIRED_MS = 100
+TIMEOUT_MS = 100
 
-names = st.sampled_from(["g", "h"])
+group_names = st.sampled_from(["g", "h"])
 client_ids = st.sampled_from("abcd")
 channels = st.sampled_from([FakePeer("1"), FakePeer("2"), FakePeer("3"), FakePeer("4")])
-wanted = st.dictionaries(st.sampled_from(["orders", "stock", "mail"]), st.integers(0, 4))
+topic_versions = st.dictionaries(st.sampled_from(["orders", "stock", "mail"]), st.integers(0, 4))
 
 
 class GroupsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = MemberTable[FakePeer](
-            members_max=MEMBERS_MAX, per_channel_max=PER_CHANNEL_MAX, timeout_ms=EXPIRED_MS
+            members_max=MEMBERS_MAX, per_channel_max=PER_CHANNEL_MAX, timeout_ms=TIMEOUT_MS
         )
         self.groups = ConsumerGroups(self.table)
-        self.members: dict[tuple[str, str], tuple[FakePeer, int]] = {}  # channel, last seen
-        self.topics: dict[str, dict[str, int]] = {}  # group -> topic -> version
-        self.prints: dict[str, int] = {}
+        # (group, client id) -> channel, time of the last heartbeat
+        self.members: dict[tuple[str, str], tuple[FakePeer, int]] = {}
+        self.topic_versions: dict[str, dict[str, int]] = {}  # group -> topic -> version
+        self.fingerprints: dict[str, int] = {}
         self.now_ms = 0
 
     @rule(
-        name=names,
+        name=group_names,
         client_id=client_ids,
         channel=channels,
-        topics=wanted,
+        topics=topic_versions,
         fingerprint=st.integers(0, 2),
         without_sub=st.booleans(),
     )
@@ -53,15 +54,19 @@ class GroupsMachine(RuleBasedStateMachine):
     ) -> None:
         key = name, client_id
         is_new = key not in self.members or self.members[key][0] != channel
-        has_room = key in self.members or len(self.members) < MEMBERS_MAX
-        on_channel = sum(where == channel for where, _ in self.members.values())
-        is_refused = is_new and (not has_room or on_channel >= PER_CHANNEL_MAX)
+        has_space = key in self.members or len(self.members) < MEMBERS_MAX
+        members_on_channel = sum(
+            member_channel == channel for member_channel, _ in self.members.values()
+        )
+        is_refused = is_new and (not has_space or members_on_channel >= PER_CHANNEL_MAX)
         try:
-            joined = self.groups.heartbeat(
+            result = self.groups.heartbeat(
                 name,
                 GroupClient(client_id=client_id, channel=channel),
                 settings=ConsumerGroupSettings(),
-                subscriptions=[Subscription(topic=t, version=v) for t, v in topics.items()],
+                subscriptions=[
+                    Subscription(topic=topic, version=version) for topic, version in topics.items()
+                ],
                 fingerprint=fingerprint,
                 without_sub=without_sub,
                 now_ms=self.now_ms,
@@ -71,50 +76,57 @@ class GroupsMachine(RuleBasedStateMachine):
             return
         assert not is_refused
         self.members[key] = channel, self.now_ms
-        before = self.topics.setdefault(name, {})
-        fingerprint_before = self.prints.get(name, 0)
-        assert joined.needs_subscriptions is (fingerprint == 0 or fingerprint != fingerprint_before)
+        old_topics = self.topic_versions.setdefault(name, {})
+        old_fingerprint = self.fingerprints.get(name, 0)
+        assert result.needs_subscriptions is (fingerprint == 0 or fingerprint != old_fingerprint)
         if fingerprint and without_sub:
-            assert joined.has_changed is is_new
+            assert result.has_changed is is_new
             return
-        assert joined.has_changed is (is_new or set(before) != set(topics))
-        self.prints[name] = fingerprint
-        self.topics[name] = {t: max(v, before.get(t, v)) for t, v in topics.items()}
+        assert result.has_changed is (is_new or set(old_topics) != set(topics))
+        self.fingerprints[name] = fingerprint
+        self.topic_versions[name] = {
+            topic: max(version, old_topics.get(topic, version)) for topic, version in topics.items()
+        }
 
-    @rule(name=names, client_id=client_ids, channel=channels)
+    @rule(name=group_names, client_id=client_ids, channel=channels)
     def unregister(self, name: str, client_id: str, channel: FakePeer) -> None:
         key = name, client_id
         is_member = key in self.members and self.members[key][0] == channel
         assert self.groups.unregister(name, client_id, channel) is is_member
-        self.depart([key] if is_member else [])
+        self.remove_members([key] if is_member else [])
 
     @rule(channel=channels)
     def close(self, channel: FakePeer) -> None:
-        expected = sorted(key for key, (where, _) in self.members.items() if where == channel)
-        gone = self.groups.channel_closed(channel)
-        assert [(member.group, member.client.client_id) for member in gone] == expected
-        self.depart(expected)
-
-    @rule(passes_ms=st.integers(0, 80))
-    def wait(self, passes_ms: int) -> None:
-        self.now_ms += passes_ms
         expected = sorted(
-            key for key, (_, seen) in self.members.items() if self.now_ms - seen > EXPIRED_MS
+            key for key, (member_channel, _) in self.members.items() if member_channel == channel
         )
-        gone = self.groups.expire(self.now_ms)
-        assert sorted((member.group, member.client.client_id) for member in gone) == expected
-        self.depart(expected)
+        departed = self.groups.channel_closed(channel)
+        assert [(member.group, member.client.client_id) for member in departed] == expected
+        self.remove_members(expected)
 
-    def depart(self, keys: list[tuple[str, str]]) -> None:
+    @rule(elapsed_ms=st.integers(0, 80))
+    def wait(self, elapsed_ms: int) -> None:
+        self.now_ms += elapsed_ms
+        expected = sorted(
+            key
+            for key, (_, last_seen_ms) in self.members.items()
+            if self.now_ms - last_seen_ms > TIMEOUT_MS
+        )
+        departed = self.groups.expire(self.now_ms)
+        assert sorted((member.group, member.client.client_id) for member in departed) == expected
+        self.remove_members(expected)
+
+    def remove_members(self, keys: list[tuple[str, str]]) -> None:
+        """Remove members from the model. A group without members is removed too."""
         for key in keys:
             del self.members[key]
             if all(name != key[0] for name, _ in self.members):
-                self.topics.pop(key[0], None)
-                self.prints.pop(key[0], None)
+                self.topic_versions.pop(key[0], None)
+                self.fingerprints.pop(key[0], None)
 
     @invariant()
-    def every_group_is_as_its_heartbeats_said(self) -> None:
-        assert sorted(self.groups.names()) == sorted(self.topics)
+    def groups_equal_the_model(self) -> None:
+        assert sorted(self.groups.names()) == sorted(self.topic_versions)
         for name in ("g", "h"):
             expected = {
                 client: channel
@@ -128,11 +140,11 @@ class GroupsMachine(RuleBasedStateMachine):
             for client, channel in expected.items():
                 assert self.groups.channel_of(name, client) == channel
             group = self.groups.find(name)
-            versions = {t: s.version for t, s in group.subscriptions.items()} if group else {}
-            assert versions == self.topics.get(name, {})
+            versions = {s.topic: s.version for s in group.subscriptions.values()} if group else {}
+            assert versions == self.topic_versions.get(name, {})
 
     def teardown(self) -> None:
-        """Check that nothing is left when all members have left."""
+        """Check that the tables are empty when all members have left."""
         for channel in {channel for channel, _ in self.members.values()}:
             self.groups.channel_closed(channel)
         assert len(self.table) == 0

@@ -1,7 +1,7 @@
 """Delayed messages against a model: sends, deliveries, saves, stops and crashes in any order.
 
-Every message that survives in the log comes at least once, and none comes before its time. A
-message comes again only after a crash, if its delivery was not covered by a saved position.
+Every message that survives in the log is delivered at least once, and none before it is due. A
+message is delivered again only after a crash, if no saved position covered its delivery.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tests.support.stores import NOW_MS, assert_clean, open_store, properties, s
 
 TOPIC = "T"
 LEVELS_MS = (1_000, 50_000)
-DELAYS = {  # by the property that asks for it, how long it is
+DELAYS_MS = {  # by the property that requests the delay
     ("TIMER_DELAY_MS", "1000"): 1_000,
     ("TIMER_DELAY_MS", "40000"): 40_000,
     ("TIMER_DELAY_MS", "6000000"): 6_000_000,
     ("DELAY", "1"): LEVELS_MS[0],
     ("DELAY", "2"): LEVELS_MS[1],
 }
-LONG_ENOUGH_MS = 10_000_000  # after which every message is due
+ALL_DUE_MS = 10_000_000  # after this time every message is due
 
-delays = st.sampled_from(sorted(DELAYS))
+delays = st.sampled_from(sorted(DELAYS_MS))
 steps_ms = st.sampled_from([1_000, 40_000])
 
 
@@ -39,11 +39,11 @@ class DelaysMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = NOW_MS
-        self.due_ms: dict[bytes, int] = {}  # by body: when it may come
-        self.delivered: set[bytes] = set()
-        self.unsaved: set[bytes] = set()  # delivered since the position was saved
-        self.may_repeat: set[bytes] = set()  # those of `unsaved` at a crash
-        self.lost: set[bytes] = set()  # not flushed when the power was cut: they never come
+        self.due_ms: dict[bytes, int] = {}  # by body: the earliest delivery
+        self.delivered_bodies: set[bytes] = set()
+        self.unsaved_bodies: set[bytes] = set()  # delivered since the last saved position
+        self.repeatable_bodies: set[bytes] = set()  # were unsaved at a crash
+        self.lost_bodies: set[bytes] = set()  # were not flushed when the power was cut
         self.open(FaultyDisk())
 
     def open(self, disk: FaultyDisk) -> None:
@@ -55,60 +55,61 @@ class DelaysMachine(RuleBasedStateMachine):
 
     # --- sends and deliveries --------------------------------------------------------------------
 
-    @rule(batch=st.lists(delays, min_size=1, max_size=4), flushes=st.booleans())
-    def send(self, batch: list[tuple[str, str]], flushes: bool) -> None:
+    @rule(batch=st.lists(delays, min_size=1, max_size=4), flush_after=st.booleans())
+    def send(self, batch: list[tuple[str, str]], flush_after: bool) -> None:
         for name, value in batch:
             body = b"%d" % len(self.due_ms)
-            self.due_ms[body] = self.now_ms + DELAYS[name, value]
+            self.due_ms[body] = self.now_ms + DELAYS_MS[name, value]
             message = sample(
                 body=body, topic=TOPIC, queue_id=0, properties=properties(**{name: value})
             )
             record = self.delays.redirect(message, self.now_ms)
             self.store.append([record], now_ms=self.now_ms)
-        if flushes:
+        if flush_after:
             self.store.flush()
 
-    @rule(step_ms=steps_ms, then=st.sampled_from(["go on", "save", "flush", "crash"]))
-    def deliver(self, step_ms: int, then: str) -> None:
+    @rule(step_ms=steps_ms, next_action=st.sampled_from(["continue", "save", "flush", "crash"]))
+    def deliver(self, step_ms: int, next_action: str) -> None:
         self.now_ms += step_ms
         due = self.append_due()
-        if then == "crash":
-            self.kill()  # the messages are in the log, and nothing says so
+        if next_action == "crash":
+            self.kill()  # the messages are in the log, but are not marked as delivered
             return
         self.delays.mark_delivered(due)
-        if then == "flush":
+        if next_action == "flush":
             self.store.flush()
-        elif then == "save":
+        elif next_action == "save":
             self.save()
 
     def append_due(self) -> DueMessages:
+        """Append the messages that are due, and check that each of them may be delivered now."""
         due = self.delays.find_due(self.now_ms)
         bodies = [bytes(record.body) for record in due.records]
         assert len(bodies) == len(set(bodies))
         for body in bodies:
             assert self.due_ms[body] <= self.now_ms
-            assert body not in self.delivered or body in self.may_repeat
+            assert body not in self.delivered_bodies or body in self.repeatable_bodies
         if due.records:
             self.store.append(due.records, now_ms=self.now_ms)
-        self.delivered.update(bodies)
-        self.unsaved.update(bodies)
-        self.may_repeat.difference_update(bodies)
+        self.delivered_bodies.update(bodies)
+        self.unsaved_bodies.update(bodies)
+        self.repeatable_bodies.difference_update(bodies)
         return due
 
     # --- saves and restarts ----------------------------------------------------------------------
 
     def save(self) -> None:
         self.delays.save()
-        if not self.delays.is_dirty:  # else what was delivered is not durable yet
-            self.unsaved.clear()
+        if not self.delays.is_dirty:  # otherwise the deliveries are not durable yet
+            self.unsaved_bodies.clear()
 
-    @rule(how=st.sampled_from(["cut power", "kill", "stop"]), saves=st.booleans())
-    def restart(self, how: str, saves: bool) -> None:
-        if saves:
+    @rule(ending=st.sampled_from(["cut power", "kill", "stop"]), save_first=st.booleans())
+    def restart(self, ending: str, save_first: bool) -> None:
+        if save_first:
             self.save()
-        if how == "stop":
+        if ending == "stop":
             self.stop()
-        elif how == "kill":
+        elif ending == "kill":
             self.kill()
         else:
             self.cut_power()
@@ -116,43 +117,43 @@ class DelaysMachine(RuleBasedStateMachine):
     def stop(self) -> None:
         self.store.flush()
         self.save()
-        assert not self.unsaved
+        assert not self.unsaved_bodies
         self.store.close()
         assert_clean(self.disk)
         self.open(self.disk)
 
     def kill(self) -> None:
-        """End the process: everything that was written stays."""
+        """End the process. Everything that was written stays."""
         self.store.abandon()
-        self.forget_unsaved()
+        self.allow_unsaved_to_repeat()
         self.open(self.disk)
 
     def cut_power(self) -> None:
         """Lose everything that was not flushed: messages and deliveries."""
         disk = self.disk.power_cut(Random(0), "none")
         self.store.abandon()
-        self.forget_unsaved()
+        self.allow_unsaved_to_repeat()
         self.open(disk)
-        self.delivered &= self.bodies_of(TOPIC)
-        self.lost |= self.due_ms.keys() - self.delayed_bodies()
+        self.delivered_bodies &= self.bodies_of(TOPIC)
+        self.lost_bodies |= self.due_ms.keys() - self.delayed_bodies()
 
-    def forget_unsaved(self) -> None:
-        self.may_repeat |= self.unsaved
-        self.unsaved.clear()
+    def allow_unsaved_to_repeat(self) -> None:
+        self.repeatable_bodies |= self.unsaved_bodies
+        self.unsaved_bodies.clear()
 
-    # --- what holds ------------------------------------------------------------------------------
+    # --- the end of a run ------------------------------------------------------------------------
 
     def bodies_of(self, topic: str) -> set[bytes]:
         return {bytes(record.body) for record in self.store.records() if record.topic == topic}
 
     def delayed_bodies(self) -> set[bytes]:
-        """Of all messages that were ever delayed, also of those that have come."""
+        """Return the bodies of all messages that were ever delayed, also of the delivered ones."""
         return self.bodies_of(SCHEDULE_TOPIC) | self.bodies_of(TIMER_TOPIC)
 
     def teardown(self) -> None:
-        self.now_ms += LONG_ENOUGH_MS
+        self.now_ms += ALL_DUE_MS
         self.delays.mark_delivered(self.append_due())
-        assert self.delayed_bodies() == self.due_ms.keys() - self.lost
+        assert self.delayed_bodies() == self.due_ms.keys() - self.lost_bodies
         assert self.bodies_of(TOPIC) == self.delayed_bodies()
         assert self.append_due().records == []
         self.store.close()

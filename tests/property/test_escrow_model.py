@@ -1,13 +1,14 @@
-"""The coordinator against a small model: any order of sends, ENDs, checks, decisions and crashes.
+"""The coordinator against a small model: sends, ends, checks, decisions and crashes in any order.
 
-The model records the responses. What a response has reported holds for ever. Of the steps without
-a response a power cut leaves the first few, and the model finds out how many.
+The model records the responses. What a response has reported holds from then on. A power cut
+keeps the first few steps that no response has reported yet, and the model finds out how many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from escrowmq.config import StoreConfig
+from escrowmq.escrow.half_table import Half
 from escrowmq.message import names
 from escrowmq.message.properties import find_property
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_send, stored
 from tests.support.escrows import (
     COMMIT,
@@ -48,12 +50,14 @@ SMALL = StoreConfig(
 CONFIG = replace(ESCROW, checks_max=2)
 GROUPS = ("p", "q")
 OPEN, STRANDED, COMMITTED, ROLLED_BACK = "open", "stranded", "committed", "rolled_back"
-STATE_OF = {COMMIT: COMMITTED, ROLLBACK: ROLLED_BACK}
-NO_SUCH, CONTRADICTED, FENCED = 1, 3701, 3702
+STATE_OF_VERDICT = {COMMIT: COMMITTED, ROLLBACK: ROLLED_BACK}
+SUCCESS, NOT_FOUND, CONTRADICTED, FENCED = 0, 1, 3701, 3702
 
 picks = st.integers(0, 10**6)
 verdicts = st.sampled_from([COMMIT, COMMIT, ROLLBACK])
 queue_ids = st.integers(0, 1)
+
+ResponseCheck = Callable[[Response], None]
 
 
 @dataclass
@@ -61,14 +65,14 @@ class Transaction:
     key: str
     group: str
     queue_id: int
-    not_before_ms: int  # no check may be sent before
+    not_before_ms: int  # no check may be sent earlier
     state: str = OPEN
-    positions: list[HalfPosition] = field(default_factory=list)  # that a response has reported
-    batch: int | None = None  # of the writer, followed by its attempt
-    attempt: str = ""
+    positions: list[HalfPosition] = field(default_factory=list)  # reported by responses and checks
+    batch: int | None = None  # of the writer
+    attempt: str = ""  # of the batch
     checks: int = 0
-    may_also_be: set[str] = field(default_factory=set)  # after a power cut: a tick has changed it
-    is_remembered: bool = True  # so that a repeated send is recognised
+    states_before_ticks: set[str] = field(default_factory=set)  # a power cut may restore them
+    is_remembered: bool = True  # the broker recognises a repeated send
 
     @property
     def is_decided(self) -> bool:
@@ -77,108 +81,161 @@ class Transaction:
 
 @dataclass
 class Step:
-    """What one append changes, if it survives."""
+    """The changes of one append. A power cut keeps all of them or none."""
 
     states: dict[str, str] = field(default_factory=dict)
-    delivered: list[tuple[int, str]] = field(default_factory=list)
+    delivered: list[tuple[int, str]] = field(default_factory=list)  # queue id, key
     writer: tuple[int, int] | None = None
+
+
+class Snapshot(NamedTuple):
+    """What the broker must contain after a power cut that keeps certain steps."""
+
+    states: dict[str, str]  # by key
+    delivered: dict[int, list[str]]  # keys by queue id
+    writer: tuple[int, int]  # fence, last batch
+
+    def after(self, step: Step) -> Snapshot:
+        delivered = copy_delivered(self.delivered)
+        for queue_id, key in step.delivered:
+            delivered[queue_id].append(key)
+        return Snapshot({**self.states, **step.states}, delivered, step.writer or self.writer)
+
+
+def copy_delivered(delivered: dict[int, list[str]]) -> dict[int, list[str]]:
+    return {queue_id: list(keys) for queue_id, keys in delivered.items()}
 
 
 class EscrowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench = EscrowBench(settings=SMALL, config=CONFIG, sync=True)
-        self.all: dict[str, Transaction] = {}
-        self.delivered: dict[int, list[str]] = {0: [], 1: []}
+        self.transactions: dict[str, Transaction] = {}  # by key
+        self.delivered: dict[int, list[str]] = {0: [], 1: []}  # keys by queue id
         self.writer = (0, -1)  # fence, last batch
-        self.steps: list[Step] = []  # that are not durable yet
-        self.before: tuple[dict[str, str], dict[int, list[str]], tuple[int, int]]
-        self.expected: list[tuple[FakeChannel, int, Any]] = []  # responses that come with the flush
-        self.parked: list[tuple[FakeChannel, str]] = []  # likewise
+        self.durable: Snapshot
+        self.steps: list[Step] = []  # since `durable`
+        # The responses to these requests are sent after the next flush.
+        self.pending: list[tuple[FakeChannel, int, ResponseCheck | None]] = []
+        self.pending_sends: list[tuple[FakeChannel, str]] = []
         self.channels: list[FakeChannel] = []
         self.latest_ms = self.bench.now_ms
         self.count = 0
-        self.now_durable()
+        self.mark_durable()
 
     # --- the model -------------------------------------------------------------------------------
 
-    def now_durable(self) -> None:
-        states = {key: one.state for key, one in self.all.items()}
-        self.before = states, {at: list(keys) for at, keys in self.delivered.items()}, self.writer
+    def mark_durable(self) -> None:
+        """Note that the current state of the model is durable."""
+        states = {key: transaction.state for key, transaction in self.transactions.items()}
+        self.durable = Snapshot(states, copy_delivered(self.delivered), self.writer)
         self.steps = []
-        for one in self.all.values():
-            one.may_also_be.clear()
+        for transaction in self.transactions.values():
+            transaction.states_before_ticks.clear()
 
-    def settle(self, step: Step, one: Transaction, state: str) -> None:
-        one.state = step.states[one.key] = state
+    def decide_in_model(self, step: Step, transaction: Transaction, state: str) -> None:
+        """Set the final state of a transaction as a part of a step."""
+        transaction.state = step.states[transaction.key] = state
         if state == COMMITTED:
-            self.delivered[one.queue_id].append(one.key)
-            step.delivered.append((one.queue_id, one.key))
+            self.delivered[transaction.queue_id].append(transaction.key)
+            step.delivered.append((transaction.queue_id, transaction.key))
 
     def pick(self, number: int, *states: str) -> Transaction | None:
-        some = [one for one in self.all.values() if not states or one.state in states]
-        return some[number % len(some)] if some else None
+        """Return the transaction that a drawn number selects, among those with these states."""
+        candidates = [
+            transaction
+            for transaction in self.transactions.values()
+            if not states or transaction.state in states
+        ]
+        return candidates[number % len(candidates)] if candidates else None
 
-    def living(self, one: Transaction) -> HalfPosition | None:
-        half = self.bench.coordinator.halves.find_by_key(one.key.encode(), one.group)
+    def find_half(self, transaction: Transaction) -> Half | None:
+        return self.bench.coordinator.halves.find_by_key(
+            transaction.key.encode(), transaction.group
+        )
+
+    def open_position(self, transaction: Transaction) -> HalfPosition | None:
+        half = self.find_half(transaction)
         return None if half is None else HalfPosition(half.queue_offset, half.log_offset)
 
-    def is_in_log(self, one: Transaction, position: HalfPosition) -> bool:
-        at = self.bench.store.log_offset_of(names.HALF_TOPIC, 0, position.queue_offset)
-        if at is None or at != position.log_offset or at < self.bench.store.begin:
-            return False
-        record = self.bench.store.record_at(at)
-        return find_property(record.properties, b"UNIQ_KEY") == one.key.encode()
+    def newest_position(self, transaction: Transaction) -> HalfPosition | None:
+        """Return the position of the open half, or else the newest that is still in the log."""
+        position = self.open_position(transaction)
+        if position is not None:
+            return position
+        stored_positions = [
+            position for position in transaction.positions if self.is_in_log(transaction, position)
+        ]
+        return stored_positions[-1] if stored_positions else None
 
-    def code_of_end(self, one: Transaction, position: HalfPosition, verdict: int) -> int:
-        """Return the response code that an END must get now."""
-        if not one.is_decided:
-            leads = (
-                position == self.living(one)
-                or position.queue_offset in self.bench.coordinator.aliases
-            )
-            return 0 if leads else NO_SUCH  # the log, and all memory of this position, may be gone
-        if not self.is_in_log(one, position) and self.bench.state_in_memory(position) != one.state:
-            return NO_SUCH  # the half has expired, and perhaps its state too
-        return 0 if STATE_OF[verdict] == one.state else CONTRADICTED
+    def is_in_log(self, transaction: Transaction, position: HalfPosition) -> bool:
+        store = self.bench.store
+        log_offset = store.log_offset_of(names.HALF_TOPIC, 0, position.queue_offset)
+        if log_offset is None or log_offset != position.log_offset or log_offset < store.begin:
+            return False
+        record = store.record_at(log_offset)
+        return find_property(record.properties, b"UNIQ_KEY") == transaction.key.encode()
+
+    def state_in_broker(self, transaction: Transaction) -> str | None:
+        """Return the state of a half; None if it was never parked or has expired."""
+        position = self.newest_position(transaction)
+        return None if position is None else self.bench.state_in_memory(position)
+
+    def expected_end_code(
+        self, transaction: Transaction, position: HalfPosition, verdict: int
+    ) -> int:
+        """Return the response code that an end must get now."""
+        if not transaction.is_decided:
+            is_current = position == self.open_position(transaction)
+            is_alias = position.queue_offset in self.bench.coordinator.aliases
+            # The log and the aliases may have lost an older position.
+            return SUCCESS if is_current or is_alias else NOT_FOUND
+        if (
+            not self.is_in_log(transaction, position)
+            and self.bench.state_in_memory(position) != transaction.state
+        ):
+            return NOT_FOUND  # the half has expired, and perhaps its state too
+        return SUCCESS if STATE_OF_VERDICT[verdict] == transaction.state else CONTRADICTED
 
     # --- requests to the broker ------------------------------------------------------------------
 
-    def asks(self, request: Any, code: int, check: Any = None) -> None:
-        """Send a request on a channel of its own. A success must not come before the flush."""
-        channel = FakeChannel(f"asker {len(self.expected)}")
+    def request(self, request: Any, code: int, check: ResponseCheck | None = None) -> None:
+        """Send a request on a new channel and expect this response code, now or after the flush.
+
+        A success must not be reported before the flush. `check` is called with the response.
+        """
+        channel = FakeChannel(f"client {len(self.pending)}")
         self.bench.turn(request, channel=channel)
-        answers = channel.answers()
-        if code == 0:
-            if answers:
-                assert self.bench.store.flushed_offset == self.bench.store.end, (
-                    "not durable, and told"
-                )
-                assert [answer.code for answer in answers] == [code]
-            self.expected += [] if answers else [(channel, code, check)]
+        responses = channel.answers()
+        if code == SUCCESS:
+            if responses:
+                is_durable = self.bench.store.flushed_offset == self.bench.store.end
+                assert is_durable, "a success was reported before the flush"
         else:
             self.bench.turn()
-            answers += channel.answers()
-            assert [answer.code for answer in answers] in ([code], []), answers
-            if not answers:
-                self.expected.append((channel, code, check))
+            responses += channel.answers()
+        assert [response.code for response in responses] in ([code], []), responses
+        if not responses:
+            self.pending.append((channel, code, check))
 
     @rule()
     def flush(self) -> None:
         for _ in range(3):  # a request that was deferred is handled in the next turn
             self.bench.flush()
-        for channel, code, check in self.expected:
-            [answer] = channel.answers()
-            assert answer.code == code, answer.remark
+        for channel, code, check in self.pending:
+            [response] = channel.answers()
+            assert response.code == code, response.remark
             if check is not None:
-                check(answer)
-        for channel in {channel for channel, _ in self.parked}:
+                check(response)
+        for channel in {channel for channel, _ in self.pending_sends}:
             positions = [
-                self.all[key].positions[0] for sender, key in self.parked if sender is channel
+                self.transactions[key].positions[0]
+                for sender, key in self.pending_sends
+                if sender is channel
             ]
-            assert [position_of(answer) for answer in channel.answers()] == positions
-        self.expected, self.parked = [], []
-        self.now_durable()
+            assert [position_of(response) for response in channel.answers()] == positions
+        self.pending, self.pending_sends = [], []
+        self.mark_durable()
 
     # --- producers -------------------------------------------------------------------------------
 
@@ -193,146 +250,166 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule(queue_id=queue_ids, batch=st.integers(0, 3), attempt=st.sampled_from("ab"))
     def park_for_a_writer(self, queue_id: int, batch: int, attempt: str) -> None:
-        properties = {"ESCROW_WRITER": "w", "ESCROW_BATCH": str(batch), "ESCROW_ATTEMPT": attempt}
-        one = self.send(queue_id, "p", 0, properties | {"ESCROW_FENCE": str(self.writer[0])})
-        one.batch, one.attempt = batch, attempt
+        properties = {
+            "ESCROW_WRITER": "w",
+            "ESCROW_BATCH": str(batch),
+            "ESCROW_ATTEMPT": attempt,
+            "ESCROW_FENCE": str(self.writer[0]),
+        }
+        transaction = self.send(queue_id, "p", 0, properties)
+        transaction.batch, transaction.attempt = batch, attempt
 
-    def send(self, queue_id: int, group: str, channel: int, more: dict[str, Any]) -> Transaction:
+    def send(
+        self, queue_id: int, group: str, channel_number: int, changes: dict[str, Any]
+    ) -> Transaction:
         self.count += 1
         due_ms = self.bench.now_ms + CONFIG.immunity_ms
-        one = Transaction(f"k{self.count}", group, queue_id, due_ms)
-        passing = FakeChannel("sends and goes")
-        sender = self.channels[channel % len(self.channels)] if self.channels else passing
-        body = one.key.encode() + b":" + more.pop("body", b"")
+        transaction = Transaction(f"k{self.count}", group, queue_id, due_ms)
+        if self.channels:
+            sender = self.channels[channel_number % len(self.channels)]
+        else:
+            sender = FakeChannel("closed after the send")
+        body = transaction.key.encode() + b":" + changes.pop("body", b"")
         self.bench.turn(
-            a_half(one.key, group=group, queue_id=queue_id, body=body, **more), channel=sender
+            a_half(transaction.key, group=group, queue_id=queue_id, body=body, **changes),
+            channel=sender,
         )
-        assert sender.answers() == [], "told before it is durable"
-        self.parked.append((sender, one.key))
-        if sender is passing:
+        assert sender.answers() == [], "the send was acknowledged before the flush"
+        self.pending_sends.append((sender, transaction.key))
+        if not self.channels:
             self.bench.disconnect(sender)
-        position = self.living(one)
+        position = self.open_position(transaction)
         assert position is not None
-        one.positions.append(position)
-        self.all[one.key] = one
-        self.steps.append(Step({one.key: OPEN}))
-        return one
+        transaction.positions.append(position)
+        self.transactions[transaction.key] = transaction
+        self.steps.append(Step({transaction.key: OPEN}))
+        return transaction
 
     @rule(number=picks)
     def repeat_a_send(self, number: int) -> None:
-        one = self.pick(number)
-        if one is None or not one.is_remembered:
+        transaction = self.pick(number)
+        if transaction is None or not transaction.is_remembered:
             return
-        halves = self.bench.store.max_offset(names.HALF_TOPIC, 0)
-        living, known = self.living(one), list(one.positions)
+        half_count = self.bench.store.max_offset(names.HALF_TOPIC, 0)
+        positions = [self.open_position(transaction), *transaction.positions]
 
-        def check(answer: Answer) -> None:
-            assert position_of(answer) in (living, self.living(one), *known)
+        def check(response: Response) -> None:
+            assert position_of(response) in (self.open_position(transaction), *positions)
 
-        request = a_half(one.key, group=one.group, queue_id=one.queue_id, body=b"again")
-        self.asks(request, 0, check)
-        assert self.bench.store.max_offset(names.HALF_TOPIC, 0) == halves
+        request = a_half(
+            transaction.key, group=transaction.group, queue_id=transaction.queue_id, body=b"again"
+        )
+        self.request(request, SUCCESS, check)
+        assert self.bench.store.max_offset(names.HALF_TOPIC, 0) == half_count
 
     @rule(
-        number=picks, verdict=verdicts, position=picks, one_way=st.booleans(), check=st.booleans()
+        number=picks,
+        verdict=verdicts,
+        position_number=picks,
+        one_way=st.booleans(),
+        from_check=st.booleans(),
     )
-    def end(self, number: int, verdict: int, position: int, one_way: bool, check: bool) -> None:
-        one = self.pick(number)
-        if one is None:
+    def end(
+        self, number: int, verdict: int, position_number: int, one_way: bool, from_check: bool
+    ) -> None:
+        transaction = self.pick(number)
+        if transaction is None:
             return
-        at = one.positions[position % len(one.positions)]
-        code = self.code_of_end(one, at, verdict)
-        if code == 0 and not one.is_decided:
+        position = transaction.positions[position_number % len(transaction.positions)]
+        code = self.expected_end_code(transaction, position, verdict)
+        if code == SUCCESS and not transaction.is_decided:
             step = Step()
-            self.settle(step, one, STATE_OF[verdict])
+            self.decide_in_model(step, transaction, STATE_OF_VERDICT[verdict])
             self.steps.append(step)
-        request = an_end(at, verdict, group=one.group, one_way=one_way, check=check)
+        request = an_end(
+            position, verdict, group=transaction.group, one_way=one_way, check=from_check
+        )
         if one_way:
             channel = FakeChannel("one way")
             self.bench.turn(request, channel=channel)
             self.bench.turn()
             assert channel.answers() == []
         else:
-            self.asks(request, code)
+            self.request(request, code)
 
-    @rule(number=picks, tried=st.lists(verdicts, min_size=2, max_size=4))
-    def race(self, number: int, tried: list[int]) -> None:
-        """Send several ENDs in one turn: the first one counts, for the others too."""
-        one = self.pick(number, OPEN, STRANDED)
-        at = None if one is None else self.living(one)
-        if one is None or at is None:
+    @rule(number=picks, race_verdicts=st.lists(verdicts, min_size=2, max_size=4))
+    def race(self, number: int, race_verdicts: list[int]) -> None:
+        """Send several ends of one half in one turn: the first one decides."""
+        transaction = self.pick(number, OPEN, STRANDED)
+        position = None if transaction is None else self.open_position(transaction)
+        if transaction is None or position is None:
             return
-        channels = [FakeChannel(f"racer {verdict}") for verdict in tried]
-        for channel, verdict in zip(channels, tried, strict=True):
-            request = an_end(at, verdict, group=one.group)
+        channels = [FakeChannel(f"racer {verdict}") for verdict in race_verdicts]
+        for channel, verdict in zip(channels, race_verdicts, strict=True):
+            request = an_end(position, verdict, group=transaction.group)
             self.bench.broker.handle(channel, request, self.bench.now_ms)
         self.bench.turn()
         step = Step()
-        self.settle(step, one, STATE_OF[tried[0]])
+        self.decide_in_model(step, transaction, STATE_OF_VERDICT[race_verdicts[0]])
         self.steps.append(step)
-        for channel, verdict in zip(channels, tried, strict=True):
-            self.expected.append((channel, 0 if verdict == tried[0] else CONTRADICTED, None))
+        for channel, verdict in zip(channels, race_verdicts, strict=True):
+            code = SUCCESS if verdict == race_verdicts[0] else CONTRADICTED
+            self.pending.append((channel, code, None))
 
     @rule(
-        number=picks, verdict=verdicts, wrong=st.sampled_from(["group", "log offset", "position"])
+        number=picks,
+        verdict=verdicts,
+        wrong_field=st.sampled_from(["group", "log offset", "queue offset"]),
     )
-    def end_wrongly(self, number: int, verdict: int, wrong: str) -> None:
-        one = self.pick(number, OPEN, STRANDED)
-        at = None if one is None else self.living(one)
-        if one is None or at is None:
+    def end_with_a_wrong_field(self, number: int, verdict: int, wrong_field: str) -> None:
+        transaction = self.pick(number, OPEN, STRANDED)
+        position = None if transaction is None else self.open_position(transaction)
+        if transaction is None or position is None:
             return
-        group = one.group
-        if wrong == "group":
-            group = "somebody else"
-        elif wrong == "log offset":
-            at = at._replace(log_offset=at.log_offset + 1)
+        group = transaction.group
+        if wrong_field == "group":
+            group = "another group"
+        elif wrong_field == "log offset":
+            position = position._replace(log_offset=position.log_offset + 1)
         else:
-            at = at._replace(queue_offset=self.bench.store.max_offset(names.HALF_TOPIC, 0))
-        self.asks(an_end(at, verdict, group=group), NO_SUCH)
+            next_offset = self.bench.store.max_offset(names.HALF_TOPIC, 0)
+            position = position._replace(queue_offset=next_offset)
+        self.request(an_end(position, verdict, group=group), NOT_FOUND)
 
     @rule(number=picks)
-    def ask_for_the_state(self, number: int) -> None:
-        one = self.pick(number)
-        if one is None:
+    def query_state(self, number: int) -> None:
+        """Send an end with verdict UNKNOWN, which returns the state."""
+        transaction = self.pick(number)
+        position = None if transaction is None else self.newest_position(transaction)
+        if transaction is None or position is None:
             return
-        at, state = self.living(one), one.state
-        if at is None:
-            kept = [position for position in one.positions if self.is_in_log(one, position)]
-            if not kept:
-                return
-            at = kept[-1]
+        state = transaction.state
 
-        def check(answer: Answer) -> None:
-            assert answer.ext_fields["state"] == state
+        def check(response: Response) -> None:
+            assert response.ext_fields["state"] == state
 
-        self.asks(an_end(at, UNKNOWN, group=one.group), 0, check)
+        self.request(an_end(position, UNKNOWN, group=transaction.group), SUCCESS, check)
 
-    @rule(chosen=st.lists(picks, min_size=1, max_size=4), verdict=verdicts)
-    def end_many(self, chosen: list[int], verdict: int) -> None:
-        some = [self.pick(number) for number in chosen]
-        group = list(dict.fromkeys(one.key for one in some if one is not None))
-        if not group:
+    @rule(numbers=st.lists(picks, min_size=1, max_size=4), verdict=verdicts)
+    def end_many(self, numbers: list[int], verdict: int) -> None:
+        picked = {t.key: t for t in map(self.pick, numbers) if t is not None}
+        if not picked:
             return
-        members = [self.all[key] for key in group]
-        positions = [self.living(one) or one.positions[-1] for one in members]
-        codes = {
-            self.code_of_end(one, at, verdict) for one, at in zip(members, positions, strict=True)
-        }
-        strangers = [one for one in members if one.group != members[0].group and not one.is_decided]
-        if strangers:
-            codes.add(NO_SUCH)
-        codes.discard(0)
-        request = an_end_of_many([*positions], verdict, group=members[0].group)
-        if codes:
-            channel = FakeChannel("group")
+        members = list(picked.values())
+        group = members[0].group
+        positions = [self.open_position(member) or member.positions[-1] for member in members]
+        error_codes = {
+            self.expected_end_code(member, position, verdict)
+            for member, position in zip(members, positions, strict=True)
+        } - {SUCCESS}
+        if any(member.group != group and not member.is_decided for member in members):
+            error_codes.add(NOT_FOUND)
+        request = an_end_of_many([*positions], verdict, group=group)
+        if error_codes:
+            channel = FakeChannel("ends many")
             self.bench.turn(request, channel=channel)
-            assert channel.answer().code in codes
+            assert channel.answer().code in error_codes
             return
         step = Step()
-        for one in members:
-            if not one.is_decided:
-                self.settle(step, one, STATE_OF[verdict])
-        self.asks(request, 0)
+        for member in members:
+            if not member.is_decided:
+                self.decide_in_model(step, member, STATE_OF_VERDICT[verdict])
+        self.request(request, SUCCESS)
         self.steps.append(step)
 
     # --- a writer --------------------------------------------------------------------------------
@@ -341,50 +418,61 @@ class EscrowMachine(RuleBasedStateMachine):
     def register(self) -> None:
         fence, batch = self.writer[0] + 1, self.writer[1]
 
-        def check(answer: Answer) -> None:
-            assert (writer_state(answer).fence, writer_state(answer).batch) == (fence, batch)
+        def check(response: Response) -> None:
+            state = writer_state(response)
+            assert (state.fence, state.batch) == (fence, batch)
 
-        self.asks(a_registration(), 0, check)
+        self.request(a_registration(), SUCCESS, check)
         self.writer = fence, batch
         self.steps.append(Step(writer=self.writer))
 
     @rule(
         batch=st.integers(0, 3),
-        behind=st.sampled_from([0, 0, 0, 1]),
+        fence_lag=st.sampled_from([0, 0, 0, 1]),
         winners=st.lists(st.sampled_from("ab"), max_size=2, unique=True),
-        missing=st.sampled_from([0, 0, 0, 1]),
+        missing_halves=st.sampled_from([0, 0, 0, 1]),
     )
-    def decide(self, batch: int, behind: int, winners: list[str], missing: int) -> None:
-        fence, decided = self.writer
-        of_writer = [
-            one for one in self.all.values() if one.batch is not None and not one.is_decided
+    def decide_batch(
+        self, batch: int, fence_lag: int, winners: list[str], missing_halves: int
+    ) -> None:
+        fence, last_batch = self.writer
+        open_halves = [
+            transaction
+            for transaction in self.transactions.values()
+            if transaction.batch is not None and not transaction.is_decided
         ]
-        won = {
-            name: [one for one in of_writer if (one.batch, one.attempt) == (batch, name)]
-            for name in winners
+        winning_halves = {
+            attempt: [
+                half for half in open_halves if (half.batch, half.attempt) == (batch, attempt)
+            ]
+            for attempt in winners
         }
-        named = [(name, len(halves) + missing) for name, halves in won.items()]
-        request = a_batch_decision(batch, fence - behind, named)
-        if behind or batch < decided:
-            self.asks(request, FENCED)
-        elif batch == decided:
-            self.asks(request, 0)
-        elif missing and winners:
-            self.asks(request, CONTRADICTED)
+        counts = [
+            (attempt, len(halves) + missing_halves) for attempt, halves in winning_halves.items()
+        ]
+        request = a_batch_decision(batch, fence - fence_lag, counts)
+        if fence_lag or batch < last_batch:
+            self.request(request, FENCED)
+        elif batch == last_batch:
+            self.request(request, SUCCESS)
+        elif missing_halves and winners:
+            self.request(request, CONTRADICTED)
         else:
             step = Step()
-            commits = [one for name in winners for one in self.in_order(won[name])]
-            for one in of_writer:
-                if one.batch is not None and one.batch <= batch and one not in commits:
-                    self.settle(step, one, ROLLED_BACK)
-            for one in commits:
-                self.settle(step, one, COMMITTED)
-            self.asks(request, 0)
+            committed = [
+                half for attempt in winners for half in self.in_log_order(winning_halves[attempt])
+            ]
+            for half in open_halves:
+                if half.batch is not None and half.batch <= batch and half not in committed:
+                    self.decide_in_model(step, half, ROLLED_BACK)
+            for half in committed:
+                self.decide_in_model(step, half, COMMITTED)
+            self.request(request, SUCCESS)
             step.writer = self.writer = fence, batch
             self.steps.append(step)
 
-    def in_order(self, some: list[Transaction]) -> list[Transaction]:
-        return sorted(some, key=lambda one: self.living(one) or (0, 0))
+    def in_log_order(self, halves: list[Transaction]) -> list[Transaction]:
+        return sorted(halves, key=lambda half: self.open_position(half) or (0, 0))
 
     # --- channels, time and checks ---------------------------------------------------------------
 
@@ -394,8 +482,8 @@ class EscrowMachine(RuleBasedStateMachine):
         self.count += 1
         self.channels.append(channel)
         self.bench.turn(a_heartbeat(channel, *groups), channel=channel)
-        assert [answer.code for answer in channel.answers()] == [0]
-        self.see_questions()
+        assert [response.code for response in channel.answers()] == [SUCCESS]
+        self.receive_checks()
 
     @precondition(lambda self: self.channels)
     @rule(number=picks)
@@ -406,67 +494,75 @@ class EscrowMachine(RuleBasedStateMachine):
     def tick(self, by_ms: int) -> None:
         self.bench.tick(by_ms)
         self.latest_ms = max(self.latest_ms, self.bench.now_ms)
-        self.see_questions()
-        self.see_what_a_tick_decides()
+        self.receive_checks()
+        self.apply_tick()
 
-    def see_questions(self) -> list[str]:
-        found = []
+    def receive_checks(self) -> list[str]:
+        """Verify the checks that the broker has sent. Return the keys of the checked halves."""
+        checked_keys = []
         for channel in self.channels:
             for key, position in sent_checks(channel):
-                one = self.all[key]
-                assert one.state == OPEN, "asked about what is decided"
-                assert one.batch is None, "asked about what its writer decides"
-                assert position == self.living(one)
-                assert self.bench.now_ms >= one.not_before_ms, "asked before it is due"
-                one.not_before_ms = self.bench.now_ms + CONFIG.check_interval_ms
-                one.checks += 1
-                assert one.checks <= CONFIG.checks_max
-                one.positions.append(position)
-                found.append(key)
-        return found
+                transaction = self.transactions[key]
+                assert transaction.state == OPEN, "checked although it is decided"
+                assert transaction.batch is None, "checked although its writer decides it"
+                assert position == self.open_position(transaction)
+                assert self.bench.now_ms >= transaction.not_before_ms, "checked before it is due"
+                transaction.not_before_ms = self.bench.now_ms + CONFIG.check_interval_ms
+                transaction.checks += 1
+                assert transaction.checks <= CONFIG.checks_max
+                transaction.positions.append(position)
+                checked_keys.append(key)
+        return checked_keys
 
-    def see_what_a_tick_decides(self) -> None:
-        for one in self.all.values():
-            if one.state == OPEN:
-                half = self.bench.coordinator.halves.find_by_key(one.key.encode(), one.group)
-                if half is None:
-                    assert one.batch is not None, "decided by nobody"
-                    fence, batch = self.writer
-                    assert one.batch <= batch or fence > 0
-                    one.may_also_be.add(one.state)
-                    one.state = ROLLED_BACK
-                elif half.is_stranded:
-                    assert one.checks >= CONFIG.checks_max, "given up too early"
-                    one.may_also_be.add(one.state)
-                    one.state = STRANDED
+    def apply_tick(self) -> None:
+        """Take over what a tick has changed: stranded halves and rolled back halves of a writer."""
+        for transaction in self.transactions.values():
+            if transaction.state != OPEN:
+                continue
+            half = self.find_half(transaction)
+            if half is None:
+                assert transaction.batch is not None, "rolled back without a request or a writer"
+                fence, batch = self.writer
+                assert transaction.batch <= batch or fence > 0
+                transaction.states_before_ticks.add(OPEN)
+                transaction.state = ROLLED_BACK
+            elif half.is_stranded:
+                assert transaction.checks >= CONFIG.checks_max, "stranded too early"
+                transaction.states_before_ticks.add(OPEN)
+                transaction.state = STRANDED
 
     @rule()
-    def everybody_is_asked_in_the_end(self) -> None:
-        """Every open half is checked in the end, if a producer is connected."""
+    def check_every_open_half(self) -> None:
+        """Advance the time: every open half is checked if a producer of its group is connected."""
         self.connect(list(GROUPS))
         self.bench.now_ms = self.latest_ms + CONFIG.check_interval_ms + 2_000
-        open_ones = [one for one in self.all.values() if one.state == OPEN and one.batch is None]
-        asked: set[str] = set()
+        open_transactions = [
+            transaction
+            for transaction in self.transactions.values()
+            if transaction.state == OPEN and transaction.batch is None
+        ]
+        checked_keys: set[str] = set()
         for _ in range(3):
             self.bench.tick(1_000)
-            asked.update(self.see_questions())
+            checked_keys.update(self.receive_checks())
         self.latest_ms = self.bench.now_ms
-        self.see_what_a_tick_decides()
-        for one in open_ones:
-            assert one.key in asked or one.state == STRANDED, "forgotten"
+        self.apply_tick()
+        for transaction in open_transactions:
+            was_checked = transaction.key in checked_keys
+            assert was_checked or transaction.state == STRANDED, "never checked"
 
-    # --- starts ----------------------------------------------------------------------------------
+    # --- stops and crashes -----------------------------------------------------------------------
 
     @rule(with_snapshot=st.booleans())
     def kill(self, with_snapshot: bool) -> None:
         self.bench = self.bench.killed(with_snapshot=with_snapshot)
-        self.started()
+        self.apply_start()
 
     @rule()
     def stop(self) -> None:
         self.flush()
         self.bench = self.bench.restarted()
-        self.started()
+        self.apply_start()
 
     @rule()
     def save(self) -> None:
@@ -474,75 +570,77 @@ class EscrowMachine(RuleBasedStateMachine):
         self.bench.broker.transactions.save(force=True)
 
     @rule(seed=picks, survival=st.sampled_from(["none", "mixed", "mixed", "all"]))
-    def cut_the_power(self, seed: int, survival: Any) -> None:
+    def cut_power(self, seed: int, survival: Any) -> None:
         self.bench = self.bench.power_cut(survival, seed)
-        self.see_what_is_left()
+        self.apply_power_cut()
 
-    @rule(at=st.floats(0, 1))
-    def cut_the_power_while_it_writes(self, at: float) -> None:
-        """Cut the power: the log that is not durable survives up to some byte."""
+    @rule(fraction=st.floats(0, 1))
+    def cut_power_during_a_write(self, fraction: float) -> None:
+        """Cut the power so that a part of the log that was not durable survives."""
         begin, end = self.bench.store.flushed_offset, self.bench.store.end
-        self.bench = self.bench.truncated(begin + int((end - begin) * at))
-        self.see_what_is_left()
+        self.bench = self.bench.truncated(begin + int((end - begin) * fraction))
+        self.apply_power_cut()
 
-    def see_what_is_left(self) -> None:
-        states, delivered, writer = self.before
-        candidates = [(dict(states), {at: list(k) for at, k in delivered.items()}, writer)]
+    def apply_power_cut(self) -> None:
+        """Find out how many steps have survived, and set the model back to them."""
+        snapshots = [self.durable]
         for step in self.steps:
-            states = {**states, **step.states}
-            delivered = {at: list(keys) for at, keys in delivered.items()}
-            for queue_id, key in step.delivered:
-                delivered[queue_id].append(key)
-            writer = step.writer or writer
-            candidates.append((states, delivered, writer))
-        left = [candidate for candidate in candidates if self.is_so(*candidate)]
-        assert left, "what was answered is gone, or a part of a step is left"
-        states, self.delivered, self.writer = left[-1]
-        self.all = {key: one for key, one in self.all.items() if key in states}
-        for key, one in self.all.items():
-            one.state = self.seen(one) or states[key]
-        self.started()
+            snapshots.append(snapshots[-1].after(step))
+        matching = [snapshot for snapshot in snapshots if self.matches(snapshot)]
+        assert matching, "an acknowledged change is lost, or a step has survived in part"
+        survived = matching[-1]
+        self.delivered, self.writer = copy_delivered(survived.delivered), survived.writer
+        self.transactions = {
+            key: transaction
+            for key, transaction in self.transactions.items()
+            if key in survived.states
+        }
+        for key, transaction in self.transactions.items():
+            transaction.state = self.state_in_broker(transaction) or survived.states[key]
+        self.apply_start()
 
-    def is_so(
-        self, states: dict[str, str], delivered: dict[int, list[str]], writer: tuple[int, int]
-    ) -> bool:
-        found = self.bench.coordinator.writers.find("w")
-        if ((0, -1) if found is None else (found.fence, found.batch)) != writer:
+    def matches(self, snapshot: Snapshot) -> bool:
+        writer = self.bench.coordinator.writers.find("w")
+        if ((0, -1) if writer is None else (writer.fence, writer.batch)) != snapshot.writer:
             return False
-        for key, one in self.all.items():
-            seen = self.seen(one)
-            allowed = {states.get(key)} | one.may_also_be
-            if one.state == STRANDED and states.get(key) == OPEN:
-                allowed |= {STRANDED}
-            if one.batch is not None and one.may_also_be and one.state == ROLLED_BACK:
-                allowed |= {ROLLED_BACK}
-            # The log may have lost a half only if it was decided, and known to be, before.
-            is_forgotten = seen is None and self.before[0].get(key) in (COMMITTED, ROLLED_BACK)
-            if seen not in allowed and not is_forgotten:
+        for key, transaction in self.transactions.items():
+            state = snapshot.states.get(key)
+            allowed = {state} | transaction.states_before_ticks
+            if transaction.state == STRANDED and state == OPEN:
+                allowed.add(STRANDED)
+            if (
+                transaction.batch is not None
+                and transaction.states_before_ticks
+                and transaction.state == ROLLED_BACK
+            ):
+                allowed.add(ROLLED_BACK)
+            actual = self.state_in_broker(transaction)
+            # The log may have lost a half only if its decision was durable before.
+            has_expired = actual is None and self.durable.states.get(key) in (
+                COMMITTED,
+                ROLLED_BACK,
+            )
+            if actual not in allowed and not has_expired:
                 return False
-        return all(self.bodies(at) == self.bodies_wanted(at, delivered[at]) for at in delivered)
+        return all(
+            self.delivered_keys(queue_id) == self.unexpired_keys(queue_id, keys)
+            for queue_id, keys in snapshot.delivered.items()
+        )
 
-    def seen(self, one: Transaction) -> str | None:
-        """Return the state of a half; None if it was never parked or has expired."""
-        position = self.living(one)
-        if position is None:
-            kept = [position for position in one.positions if self.is_in_log(one, position)]
-            position = kept[-1] if kept else None
-        return None if position is None else self.bench.state_in_memory(position)
-
-    def started(self) -> None:
-        self.channels, self.expected, self.parked = [], [], []
-        for one in self.all.values():
-            one.is_remembered = (
-                self.seen(one) is not None
-            )  # decided halves too, if the log has them
-            # The last checks may be lost: it may be checked again, once more than the limit.
-            one.not_before_ms = 0
-            half = self.bench.coordinator.halves.find_by_key(one.key.encode(), one.group)
+    def apply_start(self) -> None:
+        """Adapt the model to a broker that has just started."""
+        self.channels, self.pending, self.pending_sends = [], [], []
+        for transaction in self.transactions.values():
+            # A start remembers decided halves too, if the log still has them.
+            transaction.is_remembered = self.state_in_broker(transaction) is not None
+            # The last checks may be lost, so a half may be checked at once and once more than
+            # the limit.
+            transaction.not_before_ms = 0
+            half = self.find_half(transaction)
             if half is not None:
-                one.checks = min(one.checks, half.checks)
-                one.positions.append(HalfPosition(half.queue_offset, half.log_offset))
-        self.now_durable()
+                transaction.checks = min(transaction.checks, half.checks)
+                transaction.positions.append(HalfPosition(half.queue_offset, half.log_offset))
+        self.mark_durable()
 
     @rule()
     def expire(self) -> None:
@@ -551,55 +649,62 @@ class EscrowMachine(RuleBasedStateMachine):
         self.flush()
         self.bench.channel.answers()
         self.bench.remove_log_file()
-        for one in self.all.values():
-            position = self.living(one)
-            if position is not None and position not in one.positions:
-                one.positions.append(position)  # a repeated send gets this position
-        self.now_durable()
+        for transaction in self.transactions.values():
+            position = self.open_position(transaction)
+            if position is not None and position not in transaction.positions:
+                transaction.positions.append(position)  # the response to a repeated send has it
+        self.mark_durable()
 
-    # --- what always holds -----------------------------------------------------------------------
+    # --- invariants ------------------------------------------------------------------------------
 
-    def bodies(self, queue_id: int) -> list[str]:
+    def delivered_keys(self, queue_id: int) -> list[str]:
+        """Return the keys of the messages that consumers of a queue get."""
         return [body.partition(b":")[0].decode() for body in self.bench.bodies("T", queue_id)]
 
-    def bodies_wanted(self, queue_id: int, keys: list[str]) -> list[str]:
+    def unexpired_keys(self, queue_id: int, keys: list[str]) -> list[str]:
         return keys[self.bench.store.min_offset("T", queue_id) :]
 
     @invariant()
-    def what_is_committed_is_there_once_and_nothing_else(self) -> None:
+    def committed_messages_are_delivered_once_and_nothing_else_is(self) -> None:
         for queue_id, keys in self.delivered.items():
-            assert self.bodies(queue_id) == self.bodies_wanted(queue_id, keys)
+            assert self.delivered_keys(queue_id) == self.unexpired_keys(queue_id, keys)
             assert len(set(keys)) == len(keys)
 
     @invariant()
-    def every_transaction_is_as_it_should_be(self) -> None:
-        for one in self.all.values():
-            seen = self.seen(one)
-            assert seen == one.state or (seen is None and one.is_decided)
-        open_halves = sorted(half.key.decode() for half in self.bench.coordinator.halves)
-        assert open_halves == sorted(key for key, one in self.all.items() if not one.is_decided)
-        total = self.bench.coordinator.halves.total
-        assert total.count == len(open_halves)
-        assert total.size == sum(half.size for half in self.bench.coordinator.halves)
+    def transaction_states_equal_the_model(self) -> None:
+        for transaction in self.transactions.values():
+            state = self.state_in_broker(transaction)
+            assert state == transaction.state or (state is None and transaction.is_decided)
+        halves = self.bench.coordinator.halves
+        open_keys = sorted(half.key.decode() for half in halves)
+        assert open_keys == sorted(
+            key for key, transaction in self.transactions.items() if not transaction.is_decided
+        )
+        assert halves.total.count == len(open_keys)
+        assert halves.total.size == sum(half.size for half in halves)
 
     @invariant()
-    def rocketmq_would_find_the_open_ones(self) -> None:
+    def rocketmq_would_find_the_open_halves(self) -> None:
+        """Compare the half table with what RocketMQ reads: halves and ops from its cursors on."""
         half_cursor, op_cursor = self.bench.cursors()
-        open_places = {
-            half.queue_offset for half in self.bench.coordinator.halves if not half.is_stranded
+        halves = self.bench.coordinator.halves
+        stranded_offsets = {half.queue_offset for half in halves if half.is_stranded}
+        open_offsets = {half.queue_offset for half in halves if not half.is_stranded}
+        assert half_cursor <= min(open_offsets, default=half_cursor)
+        decided_offsets = {
+            int(bytes(record.body))
+            for record in stored(self.bench.store, names.OP_TOPIC)
+            if record.queue_offset >= op_cursor
         }
-        assert half_cursor <= min(open_places, default=half_cursor)
-        store, done = self.bench.store, set()
-        for record in stored(store, names.OP_TOPIC):
-            if record.queue_offset >= op_cursor:
-                done.add(int(bytes(record.body)))
-        halves = {record.queue_offset for record in stored(store, names.HALF_TOPIC)}
-        left = {at for at in halves if at >= half_cursor} - done
-        stranded = {half.queue_offset for half in self.bench.coordinator.halves if half.is_stranded}
-        assert left - stranded == open_places
+        undecided_offsets = {
+            record.queue_offset
+            for record in stored(self.bench.store, names.HALF_TOPIC)
+            if record.queue_offset >= half_cursor
+        } - decided_offsets
+        assert undecided_offsets - stranded_offsets == open_offsets
 
     @invariant()
-    def the_log_is_kept_for_what_is_open(self) -> None:
+    def open_halves_are_in_the_log(self) -> None:
         for half in self.bench.coordinator.halves:
             assert half.log_offset >= self.bench.store.begin
 

@@ -1,4 +1,4 @@
-"""Held pulls against a list: every pull is released once, and for the right reason."""
+"""Held pulls against a list: every pull is released once, when a condition for it is met."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from escrowmq.message.record import QueueOffset
 from tests.support.fake_peers import FakePeer
 from tests.support.leftovers import leftovers
 
-WAITING_MAX = 8
+PULLS_MAX = 8
 PER_CHANNEL_MAX = 3
-PATIENCE_MS = 1_000
-WOKEN_AT_ONCE = 100  # enough for those that have left to be cleared out
+LONG_TIMEOUT_MS = 1_000
+BUSY_PULLS = 100  # enough to make LongPolls rebuild its heap
 
 queue_ids = st.integers(0, 2)
 CHANNELS = [FakePeer(name) for name in "abcd"]
@@ -25,125 +25,131 @@ code_lists = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 Pull = HeldPull[int]
 
 
-class WaitingMachine(RuleBasedStateMachine):
+class LongPollsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.waiting = LongPolls[int](pulls_max=WAITING_MAX, per_channel_max=PER_CHANNEL_MAX)
+        self.polls = LongPolls[int](pulls_max=PULLS_MAX, per_channel_max=PER_CHANNEL_MAX)
         self.model: list[tuple[Pull, frozenset[int] | None]] = []
         self.max_offsets = [0, 0, 0]
         self.now_ms = 0
-        self.number = 0
+        self.pull_count = 0
 
-    def leave(self, left: list[Pull], expected: list[Pull]) -> None:
-        assert left == expected
-        self.model = [entry for entry in self.model if entry[0] not in left]
+    def check_released(self, released: list[Pull], expected: list[Pull]) -> None:
+        assert released == expected
+        self.model = [entry for entry in self.model if entry[0] not in released]
 
     @rule(
         queue_id=queue_ids,
         channel=channels,
-        ahead=st.integers(0, 2),
-        patience_ms=st.integers(0, 50),
-        wanted=st.none() | st.frozensets(st.integers(0, 3)),
+        distance=st.integers(0, 2),
+        timeout_ms=st.integers(0, 50),
+        tags_codes=st.none() | st.frozensets(st.integers(0, 3)),
     )
     def hold(
         self,
         queue_id: int,
         channel: FakePeer,
-        ahead: int,
-        patience_ms: int,
-        wanted: frozenset[int] | None,
+        distance: int,
+        timeout_ms: int,
+        tags_codes: frozenset[int] | None,
     ) -> None:
-        self.number += 1
+        self.pull_count += 1
         pull = Pull(
             topic="t",
             queue_id=queue_id,
-            queue_offset=QueueOffset(self.max_offsets[queue_id] + ahead),
-            due_ms=self.now_ms + patience_ms,
+            queue_offset=QueueOffset(self.max_offsets[queue_id] + distance),
+            due_ms=self.now_ms + timeout_ms,
             channel=channel,
-            payload=self.number,
-            message_filter=MessageFilter(wanted),
+            payload=self.pull_count,
+            message_filter=MessageFilter(tags_codes),
         )
-        on_channel = sum(held.channel == channel for held, _ in self.model)
-        has_room = len(self.model) < WAITING_MAX and on_channel < PER_CHANNEL_MAX
-        assert self.waiting.add(pull) is has_room
-        if has_room:
-            self.model.append((pull, wanted))
+        held_on_channel = sum(held.channel == channel for held, _ in self.model)
+        has_space = len(self.model) < PULLS_MAX and held_on_channel < PER_CHANNEL_MAX
+        assert self.polls.add(pull) is has_space
+        if has_space:
+            self.model.append((pull, tags_codes))
 
-    @rule(queue_id=queue_ids, codes=code_lists, known=st.booleans())
-    def append(self, queue_id: int, codes: list[int], known: bool) -> None:
+    @rule(queue_id=queue_ids, codes=code_lists, codes_known=st.booleans())
+    def append(self, queue_id: int, codes: list[int], codes_known: bool) -> None:
         first = self.max_offsets[queue_id]
-        last = self.max_offsets[queue_id] = first + len(codes)
-        arrived = list(enumerate(codes, start=first))
+        end = self.max_offsets[queue_id] = first + len(codes)
+        arrived_codes = list(enumerate(codes, start=first))
         expected = [
             pull
-            for pull, wanted in self.model
+            for pull, tags_codes in self.model
             if pull.queue_id == queue_id
-            and pull.queue_offset < last
+            and pull.queue_offset < end
             and (
-                wanted is None
-                or not known
-                or any(at >= pull.queue_offset and code in wanted for at, code in arrived)
+                tags_codes is None
+                or not codes_known
+                or any(
+                    queue_offset >= pull.queue_offset and code in tags_codes
+                    for queue_offset, code in arrived_codes
+                )
             )
         ]
-        left = self.waiting.take_ready(
-            "t", queue_id, last, [(code, b"") for code in codes] if known else None
+        released = self.polls.take_ready(
+            "t", queue_id, end, [(code, b"") for code in codes] if codes_known else None
         )
-        self.leave(left, expected)
+        self.check_released(released, expected)
 
-    @precondition(lambda self: len(self.model) < WAITING_MAX)
-    @rule(impatient=st.integers(0, 5))
-    def wake_at_once(self, impatient: int) -> None:
-        """On a busy queue pulls leave as soon as they have come, most of them long before they
-        are due; the impatient ones stood before the others that wait."""
-        for number in range(WOKEN_AT_ONCE):
+    @precondition(lambda self: len(self.model) < PULLS_MAX)
+    @rule(due_count=st.integers(0, 5))
+    def hold_and_release_many(self, due_count: int) -> None:
+        """Hold and release so many pulls of a busy queue that the heap of due times is rebuilt.
+
+        Released pulls stay in the heap until then. The first few are due now, so they precede the
+        held pulls in the heap; the others are due long after them.
+        """
+        for number in range(BUSY_PULLS):
             pull = Pull(
                 topic="busy",
                 queue_id=0,
                 queue_offset=QueueOffset(0),
-                due_ms=self.now_ms + (0 if number < impatient else PATIENCE_MS),
+                due_ms=self.now_ms + (0 if number < due_count else LONG_TIMEOUT_MS),
                 channel=FakePeer("busy"),
                 payload=-1,
             )
-            assert self.waiting.add(pull)
-            assert self.waiting.take_ready("busy", 0, 1) == [pull]
+            assert self.polls.add(pull)
+            assert self.polls.take_ready("busy", 0, 1) == [pull]
 
-    @rule(passes_ms=st.integers(0, 40))
-    def wait(self, passes_ms: int) -> None:
-        self.now_ms += passes_ms
-        over = [pull for pull, _ in self.model if pull.due_ms <= self.now_ms]
-        over.sort(key=lambda pull: (pull.due_ms, pull.payload))
-        self.leave(self.waiting.expire(self.now_ms), over)
+    @rule(elapsed_ms=st.integers(0, 40))
+    def wait(self, elapsed_ms: int) -> None:
+        self.now_ms += elapsed_ms
+        expired = [pull for pull, _ in self.model if pull.due_ms <= self.now_ms]
+        expired.sort(key=lambda pull: (pull.due_ms, pull.payload))
+        self.check_released(self.polls.expire(self.now_ms), expired)
 
     @rule(channel=channels)
     def close(self, channel: FakePeer) -> None:
-        on_channel = [pull for pull, _ in self.model if pull.channel == channel]
-        self.leave(self.waiting.channel_closed(channel), on_channel)
+        held_on_channel = [pull for pull, _ in self.model if pull.channel == channel]
+        self.check_released(self.polls.channel_closed(channel), held_on_channel)
 
     @rule()
     def stop(self) -> None:
-        left = self.waiting.release_all()
-        left.sort(key=lambda pull: pull.payload)
-        self.leave(left, [pull for pull, _ in self.model])
+        released = self.polls.release_all()
+        released.sort(key=lambda pull: pull.payload)
+        self.check_released(released, [pull for pull, _ in self.model])
 
     @invariant()
-    def as_many_wait_as_should(self) -> None:
-        assert len(self.waiting) == len(self.model)
+    def held_pulls_equal_the_model(self) -> None:
+        assert len(self.polls) == len(self.model)
         for queue_id in range(3):
             expected = any(pull.queue_id == queue_id for pull, _ in self.model)
-            assert self.waiting.has_pulls("t", queue_id) is expected
+            assert self.polls.has_pulls("t", queue_id) is expected
 
     @invariant()
-    def the_next_due_time_is_known(self) -> None:
+    def next_due_time_equals_the_model(self) -> None:
         due = min((pull.due_ms for pull, _ in self.model), default=None)
-        assert self.waiting.next_due_ms() == due
+        assert self.polls.next_due_ms() == due
 
     def teardown(self) -> None:
-        """Check that nothing is left when all pulls are released."""
+        """Check that the tables are empty when all pulls are released."""
         for channel in CHANNELS:
-            self.waiting.channel_closed(channel)
-        assert len(self.waiting) == 0
-        assert self.waiting.next_due_ms() is None
-        assert leftovers(self.waiting) == {}
+            self.polls.channel_closed(channel)
+        assert len(self.polls) == 0
+        assert self.polls.next_due_ms() is None
+        assert leftovers(self.polls) == {}
 
 
-TestWaitingPulls = pytest.mark.slow(WaitingMachine.TestCase)
+TestLongPolls = pytest.mark.slow(LongPollsMachine.TestCase)

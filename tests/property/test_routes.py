@@ -1,7 +1,7 @@
-"""The route table against a model small enough to be obviously right.
+"""The route table against a small model.
 
-The model is a list of brokers that are alive, and the topics each name has. Whatever brokers do, in
-whatever order, the table shows what the model says, and its tables agree with each other.
+The model is a table of live brokers, and the topics of each broker name. Whatever the brokers do,
+in any order, the route table shows the same brokers and topics, and its parts agree.
 """
 
 from __future__ import annotations
@@ -17,47 +17,109 @@ from escrowmq.errors import RequestRefused
 from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.namesrv.route_table import BrokerRegistration, RouteTable
 
+TOPICS = ("orders", "stock", "TBW102")
+
 names = st.sampled_from(["a", "b"])
 clusters = st.sampled_from(["c", "c", "c", "d"])
 addresses = st.sampled_from(["w:1", "x:1", "y:1", "z:1"])
-ids = st.integers(0, 2)
-lines = st.sampled_from(["line 1", "line 2"])
-topics = st.dictionaries(
-    st.sampled_from(["orders", "stock", "TBW102"]),
+broker_ids = st.integers(0, 2)
+channels = st.sampled_from(["channel 1", "channel 2"])
+topic_tables = st.dictionaries(
+    st.sampled_from(TOPICS),
     st.tuples(st.integers(0, 3), st.sampled_from([4, 6, 7])),
     max_size=3,
 )
 versions = st.builds(DataVersion, state_version=st.integers(0, 1), counter=st.integers(0, 2))
 
-Queues = tuple[int, int]  # how many, perm
+TopicTable = dict[str, tuple[int, int]]  # topic -> number of queues, perm
 
 
 @dataclass
-class Alive:
+class LiveBroker:
     cluster: str
     name: str
     broker_id: int
-    line: str
+    channel: str
     version: DataVersion
-    until_ms: int
-    silent_ms_max: int
+    expires_ms: int
+    timeout_ms: int
 
 
 @dataclass
 class Model:
-    alive: dict[str, Alive] = field(default_factory=dict)
-    topics: dict[str, dict[str, Queues]] = field(default_factory=dict)  # by broker name
-    acting: dict[str, bool] = field(default_factory=dict)
-    wiped: set[str] = field(default_factory=set)
+    brokers: dict[str, LiveBroker] = field(default_factory=dict)  # by address
+    topics: dict[str, TopicTable] = field(default_factory=dict)  # by broker name
+    has_acting_master: dict[str, bool] = field(default_factory=dict)  # by broker name
+    wiped_names: set[str] = field(default_factory=set)  # without write permission
 
-    def of(self, name: str) -> dict[int, str]:
-        return {each.broker_id: at for at, each in self.alive.items() if each.name == name}
+    def addresses_of(self, name: str) -> dict[int, str]:
+        """Return the addresses of a broker name by broker id."""
+        return {
+            broker.broker_id: address
+            for address, broker in self.brokers.items()
+            if broker.name == name
+        }
+
+    def cluster_of(self, name: str) -> str:
+        return next(broker.cluster for broker in self.brokers.values() if broker.name == name)
 
     def remove(self, address: str) -> None:
-        name = self.alive.pop(address).name
-        if not self.of(name):
+        name = self.brokers.pop(address).name
+        if not self.addresses_of(name):
             self.topics.pop(name)
-            self.wiped.discard(name)
+            self.wiped_names.discard(name)
+
+    def refuses(self, new: BrokerRegistration) -> bool:
+        others = [
+            broker
+            for address, broker in self.brokers.items()
+            if broker.name == new.name and address != new.address
+        ]
+        return any(
+            broker.cluster != new.cluster
+            or (
+                broker.broker_id == new.broker_id
+                and broker.version.state_version > new.version.state_version
+            )
+            for broker in others
+        )
+
+    def register(
+        self, new: BrokerRegistration, channel: str, topics: TopicTable, now_ms: int
+    ) -> None:
+        previous = self.brokers.get(new.address)
+        if previous and (previous.cluster, previous.name) != (new.cluster, new.name):
+            self.remove(new.address)
+            previous = None
+        replaced_address = self.addresses_of(new.name).get(new.broker_id)
+        if new.broker_id == 0 and replaced_address != new.address:
+            self.wiped_names.discard(new.name)
+        name_topics = self.topics.setdefault(new.name, {})
+        if replaced_address is not None:
+            del self.brokers[replaced_address]
+        self.brokers[new.address] = LiveBroker(
+            cluster=new.cluster,
+            name=new.name,
+            broker_id=new.broker_id,
+            channel=channel,
+            version=new.version,
+            expires_ms=now_ms + new.heartbeat_timeout_ms,
+            timeout_ms=new.heartbeat_timeout_ms,
+        )
+        self.has_acting_master[new.name] = bool(new.acting_master)
+        is_lowest = new.broker_id == min(self.addresses_of(new.name))
+        if new.broker_id == 0 or (new.acting_master is not None and is_lowest):
+            has_changed = (
+                replaced_address is None or previous is None or previous.version != new.version
+            )
+            for topic, queues_and_perm in topics.items():
+                if has_changed or topic not in name_topics:
+                    name_topics[topic] = queues_and_perm
+
+    def visible_perm(self, name: str, perm: int) -> int:
+        """Return a perm without the write bit if the broker name accepts no writes."""
+        has_no_master = self.has_acting_master[name] and 0 not in self.addresses_of(name)
+        return perm & ~2 if has_no_master or name in self.wiped_names else perm
 
 
 class RouteMachine(RuleBasedStateMachine):
@@ -70,12 +132,12 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(
         cluster=clusters,
         name=names,
-        broker_id=ids,
+        broker_id=broker_ids,
         address=addresses,
-        line=lines,
-        acting=st.sampled_from([None, False, True]),
-        silent_ms_max=st.sampled_from([10, 100]),
-        told=topics,
+        channel=channels,
+        acting_master=st.sampled_from([None, False, True]),
+        timeout_ms=st.sampled_from([10, 100]),
+        topics=topic_tables,
         version=versions,
     )
     def register(
@@ -84,162 +146,125 @@ class RouteMachine(RuleBasedStateMachine):
         name: str,
         broker_id: int,
         address: str,
-        line: str,
-        acting: bool | None,
-        silent_ms_max: int,
-        told: dict[str, Queues],
+        channel: str,
+        acting_master: bool | None,
+        timeout_ms: int,
+        topics: TopicTable,
         version: DataVersion,
     ) -> None:
-        new = BrokerRegistration(
+        registration = BrokerRegistration(
             cluster=cluster,
             name=name,
             broker_id=broker_id,
             address=address,
-            acting_master=acting,
-            heartbeat_timeout_ms=silent_ms_max,
+            acting_master=acting_master,
+            heartbeat_timeout_ms=timeout_ms,
             topics=tuple(
                 TopicConfig(
                     topic_name=topic, read_queue_nums=count, write_queue_nums=count, perm=perm
                 )
-                for topic, (count, perm) in told.items()
+                for topic, (count, perm) in topics.items()
             ),
             version=version,
         )
-        if self.is_refused(new):
-            try:
-                self.routes.register(new, line, now_ms=self.now_ms)
-            except RequestRefused:
-                return
-            raise AssertionError("it should have been refused")
-        registered = self.routes.register(new, line, now_ms=self.now_ms)
-        self.take(new, line, told)
-        master = self.model.of(name).get(0)
-        assert registered.master_address == (None if broker_id == 0 else master)
-
-    def is_refused(self, new: BrokerRegistration) -> bool:
-        mates = {at: each for at, each in self.model.alive.items() if each.name == new.name}
-        others = {at: each for at, each in mates.items() if at != new.address}
-        if any(each.cluster != new.cluster for each in others.values()):
-            return True
-        return any(
-            each.broker_id == new.broker_id
-            and each.version.state_version > new.version.state_version
-            for each in others.values()
-        )
-
-    def take(self, new: BrokerRegistration, line: str, told: dict[str, Queues]) -> None:
-        model = self.model
-        before = model.alive.get(new.address)
-        if before and (before.cluster, before.name) != (new.cluster, new.name):
-            model.remove(new.address)
-            before = None
-        rival = model.of(new.name).get(new.broker_id)
-        if new.broker_id == 0 and rival != new.address:
-            model.wiped.discard(new.name)
-        model.topics.setdefault(new.name, {})
-        if rival is not None:
-            del model.alive[rival]
-        model.alive[new.address] = Alive(
-            new.cluster,
-            new.name,
-            new.broker_id,
-            line,
-            new.version,
-            self.now_ms + new.heartbeat_timeout_ms,
-            new.heartbeat_timeout_ms,
-        )
-        model.acting[new.name] = bool(new.acting_master)
-        is_lowest = new.broker_id == min(model.of(new.name))
-        if new.broker_id == 0 or (new.acting_master is not None and is_lowest):
-            changed = rival is None or before is None or before.version != new.version
-            known = model.topics[new.name]
-            known |= {topic: each for topic, each in told.items() if changed or topic not in known}
+        if self.model.refuses(registration):
+            with pytest.raises(RequestRefused):
+                self.routes.register(registration, channel, now_ms=self.now_ms)
+            return
+        result = self.routes.register(registration, channel, now_ms=self.now_ms)
+        self.model.register(registration, channel, topics, self.now_ms)
+        master_address = self.model.addresses_of(name).get(0)
+        assert result.master_address == (None if broker_id == 0 else master_address)
 
     @rule(cluster=clusters, name=names, address=addresses)
     def unregister(self, cluster: str, name: str, address: str) -> None:
-        alive = self.model.alive.get(address)
-        is_known = alive is not None and (alive.cluster, alive.name) == (cluster, name)
-        assert self.routes.unregister(cluster, name, address) == is_known
-        if is_known:
+        broker = self.model.brokers.get(address)
+        is_registered = broker is not None and (broker.cluster, broker.name) == (cluster, name)
+        assert self.routes.unregister(cluster, name, address) == is_registered
+        if is_registered:
             self.model.remove(address)
 
     @rule(cluster=clusters, address=addresses)
-    def sign_of_life(self, cluster: str, address: str) -> None:
-        alive = self.model.alive.get(address)
-        known = self.routes.heartbeat(cluster, address, now_ms=self.now_ms)
-        if alive is None or alive.cluster != cluster:
-            assert known is None
+    def heartbeat(self, cluster: str, address: str) -> None:
+        broker = self.model.brokers.get(address)
+        version = self.routes.heartbeat(cluster, address, now_ms=self.now_ms)
+        if broker is None or broker.cluster != cluster:
+            assert version is None
         else:
-            assert known == alive.version
-            alive.until_ms = self.now_ms + alive.silent_ms_max
+            assert version == broker.version
+            broker.expires_ms = self.now_ms + broker.timeout_ms
 
-    @rule(line=lines)
-    def close(self, line: str) -> None:
-        gone = [address for address, each in self.model.alive.items() if each.line == line]
-        assert sorted(self.routes.channel_closed(line)) == sorted(gone)
-        for address in gone:
+    @rule(channel=channels)
+    def close(self, channel: str) -> None:
+        closed_addresses = [
+            address for address, broker in self.model.brokers.items() if broker.channel == channel
+        ]
+        assert sorted(self.routes.channel_closed(channel)) == sorted(closed_addresses)
+        for address in closed_addresses:
             self.model.remove(address)
 
-    @rule(passed_ms=st.sampled_from([1, 10, 11, 101]))
-    def expire(self, passed_ms: int) -> None:
-        self.now_ms += passed_ms
-        gone = {
-            at: each.line for at, each in self.model.alive.items() if each.until_ms < self.now_ms
+    @rule(elapsed_ms=st.sampled_from([1, 10, 11, 101]))
+    def expire(self, elapsed_ms: int) -> None:
+        self.now_ms += elapsed_ms
+        expired_channels = {
+            address: broker.channel
+            for address, broker in self.model.brokers.items()
+            if broker.expires_ms < self.now_ms
         }
-        assert self.routes.expire(now_ms=self.now_ms) == gone
-        for address in gone:
+        assert self.routes.expire(now_ms=self.now_ms) == expired_channels
+        for address in expired_channels:
             self.model.remove(address)
 
-    @rule(name=names, is_wiped=st.booleans())
-    def wipe_or_add(self, name: str, is_wiped: bool) -> None:
-        count = self.routes.wipe_write_perm(name) if is_wiped else self.routes.add_write_perm(name)
-        assert count == len(self.model.topics.get(name, {}))
+    @rule(name=names)
+    def wipe_write_perm(self, name: str) -> None:
+        assert self.routes.wipe_write_perm(name) == len(self.model.topics.get(name, {}))
         if name in self.model.topics:
-            (self.model.wiped.add if is_wiped else self.model.wiped.discard)(name)
+            self.model.wiped_names.add(name)
+
+    @rule(name=names)
+    def add_write_perm(self, name: str) -> None:
+        assert self.routes.add_write_perm(name) == len(self.model.topics.get(name, {}))
+        self.model.wiped_names.discard(name)
 
     @rule(topic=st.sampled_from(["orders", "stock"]), cluster=st.none() | clusters)
     def delete(self, topic: str, cluster: str | None) -> None:
-        hit = 0
-        for name, known in self.model.topics.items():
-            home = next(each.cluster for each in self.model.alive.values() if each.name == name)
-            if cluster in (None, home):
-                hit += known.pop(topic, None) is not None
-        assert self.routes.delete_topic(topic, cluster=cluster) == hit
+        deleted_count = 0
+        for name, topics in self.model.topics.items():
+            if cluster in (None, self.model.cluster_of(name)):
+                deleted_count += topics.pop(topic, None) is not None
+        assert self.routes.delete_topic(topic, cluster=cluster) == deleted_count
 
     @invariant()
-    def brokers_are_those_that_live(self) -> None:
-        shown = self.routes.brokers()
-        assert {name: route.broker_addrs for name, route in shown.items()} == {
-            name: self.model.of(name) for name in self.model.topics
+    def brokers_are_the_live_brokers(self) -> None:
+        brokers = self.routes.brokers()
+        assert {name: route.broker_addrs for name, route in brokers.items()} == {
+            name: self.model.addresses_of(name) for name in self.model.topics
         }
-        by_cluster = self.routes.clusters()
-        assert sorted(name for found in by_cluster.values() for name in found) == sorted(shown)
-        assert all(route.broker_addrs for route in shown.values())
-        assert self.routes.address_count == len(self.model.alive)
+        clusters = self.routes.clusters()
+        assert sorted(name for names in clusters.values() for name in names) == sorted(brokers)
+        assert all(route.broker_addrs for route in brokers.values())
+        assert self.routes.address_count == len(self.model.brokers)
 
     @invariant()
-    def routes_are_what_was_registered(self) -> None:
-        everything = {topic for known in self.model.topics.values() for topic in known}
-        assert self.routes.topics() == sorted(everything)
-        for topic in ("orders", "stock", "TBW102"):
-            route = self.routes.route(topic)
+    def routes_are_the_registered_topics(self) -> None:
+        all_topics = {topic for topics in self.model.topics.values() for topic in topics}
+        assert self.routes.topics() == sorted(all_topics)
+        for topic in TOPICS:
             expected = {
-                name: (known[topic][0], self.shown_perm(name, known[topic][1]))
-                for name, known in self.model.topics.items()
-                if topic in known
+                name: (topics[topic][0], self.model.visible_perm(name, topics[topic][1]))
+                for name, topics in self.model.topics.items()
+                if topic in topics
             }
+            route = self.routes.route(topic)
             if route is None:
                 assert not expected
                 continue
-            found = {
-                each.broker_name: (each.read_queue_nums, each.perm) for each in route.queue_datas
+            actual = {
+                queues.broker_name: (queues.read_queue_nums, queues.perm)
+                for queues in route.queue_datas
             }
-            assert found == expected
-            assert [each.broker_name for each in route.broker_datas] == sorted(found)
-
-    def shown_perm(self, name: str, perm: int) -> int:
-        headless = self.model.acting[name] and 0 not in self.model.of(name)
-        return perm & ~2 if headless or name in self.model.wiped else perm
+            assert actual == expected
+            assert [broker.broker_name for broker in route.broker_datas] == sorted(actual)
 
 
 RouteMachine.TestCase.settings = settings(stateful_step_count=40)

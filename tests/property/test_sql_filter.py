@@ -15,7 +15,7 @@ NAMES = ("a", "b", "$c_1")
 TEXTS = ("", "x", "X y", "it's", "5", "-7", "+5", "2.5", "1e1", "true", "FALSE", "3000000000", "ü")
 INTS = (0, 1, 5, 7, 3_000_000_000)
 FLOATS = (2.5, 10.0, 0.5)
-VALUES = ("name", "number", "text", "truth")
+VALUE_KINDS = ("name", "number", "text", "boolean")
 
 properties = st.dictionaries(
     st.sampled_from(NAMES), st.sampled_from([text for text in TEXTS if text])
@@ -24,29 +24,29 @@ names = st.sampled_from(NAMES).map(lambda name: ("name", name))
 numbers = (st.sampled_from(INTS) | st.sampled_from(FLOATS)).map(lambda value: ("number", value))
 negatives = numbers.map(lambda number: ("number", -number[1]))
 texts = st.sampled_from(TEXTS).map(lambda text: ("text", text))
-ordered = names | numbers | negatives
-orders = st.sampled_from((">", ">=", "<", "<="))
+operands = names | numbers | negatives
+comparisons = st.sampled_from((">", ">=", "<", "<="))
 searches = st.sampled_from(("CONTAINS", "STARTSWITH", "ENDSWITH"))
 
-leaves = (
-    st.tuples(orders, ordered, ordered)
+leaf_trees = (
+    st.tuples(comparisons, operands, operands)
     | st.tuples(st.sampled_from(("=", "<>")), names | texts | numbers, names | texts | numbers)
-    | st.tuples(st.sampled_from(("=", "<>")), names, st.just(("truth", True)))
+    | st.tuples(st.sampled_from(("=", "<>")), names, st.just(("boolean", True)))
     | st.tuples(st.just("IS NULL"), names | texts)
     | st.tuples(st.just("IS NOT NULL"), names)
     | st.tuples(st.just("IN"), names, st.lists(st.sampled_from(TEXTS), min_size=1), st.booleans())
     | st.tuples(searches, names | texts, st.sampled_from(TEXTS), st.booleans())
-    | st.tuples(st.just("NOT BETWEEN"), names, ordered, ordered)
-    | st.tuples(st.just("BETWEEN"), names, names | negatives, ordered)
-    | st.sampled_from((("truth", True), ("truth", False), ("truth", None)))
+    | st.tuples(st.just("NOT BETWEEN"), names, operands, operands)
+    | st.tuples(st.just("BETWEEN"), names, names | negatives, operands)
+    | st.sampled_from((("boolean", True), ("boolean", False), ("boolean", None)))
 )
 trees = st.recursive(
-    leaves,
+    leaf_trees,
     lambda inner: (
         st.tuples(st.just("NOT"), inner)
         | st.tuples(st.sampled_from(("AND", "OR")), inner, inner)
-        | st.tuples(st.just("="), inner.filter(lambda tree: tree[0] != "truth"), inner).filter(
-            lambda tree: tree[2][0] != "truth"
+        | st.tuples(st.just("="), inner.filter(lambda tree: tree[0] != "boolean"), inner).filter(
+            lambda tree: tree[2][0] != "boolean"
         )
     ),
     max_leaves=12,
@@ -54,17 +54,18 @@ trees = st.recursive(
 
 
 class Incomparable(Exception):
-    pass
+    """Two values cannot be compared, so the filter does not match."""
 
 
-# --- the tree as text ----------------------------------------------------------------------------
+# --- trees as SQL --------------------------------------------------------------------------------
 
 
 def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def written(tree: Any) -> str:
+def render(tree: Any) -> str:
+    """Return the SQL92 expression of a tree."""
     match tree:
         case "name", name:
             return str(name)
@@ -72,54 +73,56 @@ def written(tree: Any) -> str:
             return str(value)
         case "text", text:
             return quote(text)
-        case "truth", value:
+        case "boolean", value:
             return {True: "TRUE", False: "false", None: "Null"}[value]
         case "NOT", inner:
-            return f"NOT ({written(inner)})"
-        case ("IS NULL" | "IS NOT NULL") as how, inner:
-            return f"{written(inner)} {how}"
+            return f"NOT ({render(inner)})"
+        case ("IS NULL" | "IS NOT NULL") as operator, inner:
+            return f"{render(inner)} {operator}"
         case "IN", name, members, negated:
-            listed = ",".join(map(quote, members))
-            return f"{written(name)} {'not ' if negated else ''}IN ({listed})"
-        case ("CONTAINS" | "STARTSWITH" | "ENDSWITH") as how, inner, text, negated:
-            return f"{written(inner)} {'NOT ' if negated else ''}{how.lower()} {quote(text)}"
-        case ("BETWEEN" | "NOT BETWEEN") as how, inner, low, high:
-            return f"{written(inner)} {how} {written(low)} AND {written(high)}"
-        case ("AND" | "OR") as how, left, right:
-            return f"({written(left)}) {how} ({written(right)})"
-        case how, left, right:
+            member_list = ",".join(map(quote, members))
+            return f"{render(name)} {'not ' if negated else ''}IN ({member_list})"
+        case ("CONTAINS" | "STARTSWITH" | "ENDSWITH") as operator, inner, text, negated:
+            return f"{render(inner)} {'NOT ' if negated else ''}{operator.lower()} {quote(text)}"
+        case ("BETWEEN" | "NOT BETWEEN") as operator, inner, low, high:
+            return f"{render(inner)} {operator} {render(low)} AND {render(high)}"
+        case ("AND" | "OR") as operator, left, right:
+            return f"({render(left)}) {operator} ({render(right)})"
+        case operator, left, right:
             sides = [
-                written(side) if side[0] in VALUES else f"({written(side)})"
+                render(side) if side[0] in VALUE_KINDS else f"({render(side)})"
                 for side in (left, right)
             ]
-            return f"{sides[0]}{how}{sides[1]}"
+            return f"{sides[0]}{operator}{sides[1]}"
     raise AssertionError(tree)
 
 
-# --- the tree, evaluated -------------------------------------------------------------------------
+# --- the reference evaluator ---------------------------------------------------------------------
 
 
-def as_number(text: str, beside: int | float) -> int | float:
+def to_number(text: str, other: int | float) -> int | float:
+    """Return a text as a number of the same type and range as the number it is compared with."""
     try:
-        if isinstance(beside, float):
+        if isinstance(other, float):
             return float(text)
         value = int(text)
     except ValueError:
         raise Incomparable from None
-    if abs(beside) < 2**31 and not -(2**31) <= value < 2**31:
+    if abs(other) < 2**31 and not -(2**31) <= value < 2**31:
         raise Incomparable
     return value
 
 
-def both_numbers(left: Any, right: Any) -> tuple[int | float, int | float]:
+def to_numbers(left: Any, right: Any) -> tuple[int | float, int | float]:
     if isinstance(left, str) and isinstance(right, str):
-        return as_number(left, 0.5), as_number(right, 0.5)
+        return to_number(left, 0.5), to_number(right, 0.5)
     if isinstance(left, str):
-        return as_number(left, right), right
-    return left, as_number(right, left) if isinstance(right, str) else right
+        return to_number(left, right), right
+    return left, to_number(right, left) if isinstance(right, str) else right
 
 
 def equal(left: Any, right: Any) -> Any:
+    """Return whether two values are equal; None if that is unknown."""
     if left is None and right is None:
         return True
     if left is None:
@@ -134,78 +137,82 @@ def equal(left: Any, right: Any) -> Any:
         return False
     if isinstance(right, bool):
         return isinstance(left, str) and (left.lower() == "true") == right
-    left, right = both_numbers(left, right)
+    left, right = to_numbers(left, right)
     return bool(left == right)
 
 
-def inverted(value: Any) -> Any:
+def negate(value: Any) -> Any:
     return None if value is None else not value
 
 
-def both(left: Any, right: Any, stops: bool, message: dict[str, str]) -> Any:
-    first = evaluated(left, message)
-    if first is stops:
-        return stops
-    second = evaluated(right, message)
-    if second is stops:
-        return stops
-    return None if None in (first, second) else not stops
+def combine(left: Any, right: Any, deciding: bool, message: dict[str, str]) -> Any:
+    """Evaluate AND (`deciding` is False) or OR (`deciding` is True). None means unknown."""
+    first = evaluate(left, message)
+    if first is deciding:
+        return deciding
+    second = evaluate(right, message)
+    if second is deciding:
+        return deciding
+    return None if None in (first, second) else not deciding
 
 
-def evaluated(tree: Any, message: dict[str, str]) -> Any:
+def evaluate(tree: Any, message: dict[str, str]) -> Any:
+    """Return the value of a tree for a message's properties; None means NULL or unknown."""
     match tree:
         case "name", name:
             return message.get(name)
-        case (("number" | "text" | "truth"), value):
+        case (("number" | "text" | "boolean"), value):
             return value
         case "NOT", inner:
-            return inverted(evaluated(inner, message))
+            return negate(evaluate(inner, message))
         case "IS NULL", inner:
-            return evaluated(inner, message) is None
+            return evaluate(inner, message) is None
         case "IS NOT NULL", inner:
-            return evaluated(inner, message) is not None
+            return evaluate(inner, message) is not None
         case "IN", name, members, negated:
-            found = evaluated(name, message)
-            return None if found is None else (found in members) != negated
-        case ("CONTAINS" | "STARTSWITH" | "ENDSWITH") as how, inner, text, negated:
-            found = evaluated(inner, message)
-            if found is None or text == "":
+            value = evaluate(name, message)
+            return None if value is None else (value in members) != negated
+        case ("CONTAINS" | "STARTSWITH" | "ENDSWITH") as operator, inner, text, negated:
+            value = evaluate(inner, message)
+            if value is None or text == "":
                 return False
-            test = {"CONTAINS": text in found, "STARTSWITH": found[: len(text)] == text}
-            return test.get(how, found[-len(text) :] == text) != negated
+            results = {"CONTAINS": text in value, "STARTSWITH": value[: len(text)] == text}
+            return results.get(operator, value[-len(text) :] == text) != negated
         case "BETWEEN", inner, low, high:
-            return both((">=", inner, low), ("<=", inner, high), False, message)
+            return combine((">=", inner, low), ("<=", inner, high), False, message)
         case "NOT BETWEEN", inner, low, high:
-            return both(("<", inner, low), (">", inner, high), True, message)
+            return combine(("<", inner, low), (">", inner, high), True, message)
         case "AND", left, right:
-            return both(left, right, False, message)
+            return combine(left, right, False, message)
         case "OR", left, right:
-            return both(left, right, True, message)
-    how, left, right = tree[0], evaluated(tree[1], message), evaluated(tree[2], message)
-    if how in ("=", "<>"):
-        answer = equal(left, right)
-        return answer if how == "=" else inverted(answer)
+            return combine(left, right, True, message)
+    operator, left, right = tree[0], evaluate(tree[1], message), evaluate(tree[2], message)
+    if operator in ("=", "<>"):
+        result = equal(left, right)
+        return result if operator == "=" else negate(result)
     if left is None or right is None:
         return None
-    left, right = both_numbers(left, right)
-    return {">": left > right, ">=": left >= right, "<": left < right, "<=": left <= right}[how]
+    left, right = to_numbers(left, right)
+    return {">": left > right, ">=": left >= right, "<": left < right, "<=": left <= right}[
+        operator
+    ]
 
 
 @given(tree=trees, message=properties)
 def test_a_filter_matches_like_the_reference_evaluator(tree: Any, message: dict[str, str]) -> None:
     try:
-        expected = evaluated(tree, message) is True
+        expected = evaluate(tree, message) is True
     except Incomparable:
         expected = False
-    assert CompiledFilter(written(tree)).matches(message) is expected, written(tree)
+    assert CompiledFilter(render(tree)).matches(message) is expected, render(tree)
 
 
-PIECES = "a b 'x' '' 5 2.5 = <> > ( ) , + - -- /* */ NOT AND OR BETWEEN IN TRUE NULL IS CONTAINS"
-pieces = st.sampled_from(PIECES.split())
+FRAGMENTS = "a b 'x' '' 5 2.5 = <> > ( ) , + - -- /* */ NOT AND OR BETWEEN IN TRUE NULL IS CONTAINS"
+fragments = st.sampled_from(FRAGMENTS.split())
 
 
 @given(
-    expression=st.text(max_size=60) | st.lists(pieces, max_size=25).map(" ".join),
+    expression=st.text(max_size=60) | st.lists(fragments, max_size=25).map(" ".join),
     message=st.dictionaries(st.sampled_from(NAMES), st.text(min_size=1, max_size=12)),
 )
 def test_random_text_is_refused_with_a_position_or_is_an_expression(
@@ -220,6 +227,7 @@ def test_random_text_is_refused_with_a_position_or_is_an_expression(
 
 
 @given(expression=st.text(alphabet="(-+a=NOT '<>", min_size=100, max_size=3000))
-def test_depth_is_bounded(expression: str) -> None:
+def test_a_deeply_nested_expression_is_compiled_or_refused(expression: str) -> None:
+    # A RecursionError would fail the test.
     with contextlib.suppress(InvalidExpression):
         CompiledFilter(expression).matches({"a": "1"})

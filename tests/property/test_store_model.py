@@ -1,6 +1,6 @@
-"""The store against a list: any order of appends, reads, flushes, checkpoints, crashes, expiry.
+"""The store against a list: appends, reads, flushes, checkpoints, crashes and expiry in any order.
 
-A crash here is a killed process: what was written stays, flushed or not. Power cuts are in
+A crash is a killed process here: all that was written stays, flushed or not. Power cuts are in
 tests/simulation.
 """
 
@@ -33,29 +33,29 @@ SETTINGS = StoreConfig(
     index_entries=9,
     message_bytes_max=1500,
 )
-EMPTY = DiskUsage(total_bytes=100, free_bytes=50)
-FULL = DiskUsage(total_bytes=100, free_bytes=12)  # the oldest must go
-PACKED = DiskUsage(total_bytes=100, free_bytes=5)  # and nothing new is taken
+ENOUGH_SPACE = DiskUsage(total_bytes=100, free_bytes=50)
+MUST_EXPIRE = DiskUsage(total_bytes=100, free_bytes=12)  # expire old segments
+MUST_REFUSE = DiskUsage(total_bytes=100, free_bytes=5)  # and refuse appends
 
 Queue = tuple[str, int]
 queues = st.tuples(st.sampled_from(["orders", "stock"]), st.integers(0, 1))
 keys = st.sampled_from(["a", "b", "Aa", "BB", "none"])
 tags = st.sampled_from(["x", "y"])
 sizes = st.sampled_from([0, 1, 50, 400, 1400])
-kinds = st.sampled_from([0, 0, 0, 4, 8, 12])
+transaction_types = st.sampled_from([0, 0, 0, 4, 8, 12])
 
 
 @dataclass(frozen=True)
-class Kept:
-    """One record of the model, which is a list of these in the order of the log."""
+class ModelRecord:
+    """A record of the model, which is a list of records in the order of the log."""
 
     queue: Queue
-    offset: int | None  # in its queue; None if it has no place there
+    queue_offset: int | None  # None if the record has no queue entry
     log_offset: int
     body: bytes
     tag: str
     key: str
-    kind: int
+    transaction_type: int
     stored_ms: int
 
 
@@ -63,8 +63,8 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk = MemoryDisk()
-        self.kept: list[Kept] = []
-        self.next: dict[Queue, int] = {}  # how far each queue has counted
+        self.records: list[ModelRecord] = []
+        self.next_offsets: dict[Queue, int] = {}
         self.now_ms = NOW_MS
         self.stored_ms = 0
         self.count = 0
@@ -75,46 +75,64 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.recovery.damage == []
         assert self.store.recovery.torn_reason is None
 
-    # --- steps -----------------------------------------------------------------------------------
+    # --- changes ---------------------------------------------------------------------------------
 
     @rule(
-        batch=st.lists(st.tuples(queues, sizes, tags, keys, kinds), min_size=1, max_size=6),
+        batch=st.lists(
+            st.tuples(queues, sizes, tags, keys, transaction_types), min_size=1, max_size=6
+        ),
         step_ms=st.sampled_from([-5000, 0, 1, 700, 5000]),
     )
     def append(self, batch: list[tuple[Queue, int, str, str, int]], step_ms: int) -> None:
         self.now_ms += step_ms
-        records = [self.record(*item) for item in batch]
+        records = [self.new_record(*item) for item in batch]
         if not self.store.has_disk_space:
             with pytest.raises(StoreFull):
                 self.store.append(records, now_ms=self.now_ms)
             return
-        placed = self.store.append(records, now_ms=self.now_ms)
+        results = self.store.append(records, now_ms=self.now_ms)
         self.stored_ms = max(self.stored_ms, self.now_ms)
-        for record, place, (queue, _, tag, key, kind) in zip(records, placed, batch, strict=True):
-            offset = None if kind in (4, 12) else self.next.get(queue, 0)
-            assert place.queue_offset == (offset or 0)
+        for record, result, (queue, _, tag, key, transaction_type) in zip(
+            records, results, batch, strict=True
+        ):
+            offset = None if transaction_type in (4, 12) else self.next_offsets.get(queue, 0)
+            assert result.queue_offset == (offset or 0)
             if offset is not None:
-                self.next[queue] = offset + 1
-            self.kept.append(
-                Kept(queue, offset, place.log_offset, record.body, tag, key, kind, self.stored_ms)
+                self.next_offsets[queue] = offset + 1
+            self.records.append(
+                ModelRecord(
+                    queue,
+                    offset,
+                    result.log_offset,
+                    record.body,
+                    tag,
+                    key,
+                    transaction_type,
+                    self.stored_ms,
+                )
             )
 
-    @rule(queue=queues, bad=st.booleans())
-    def append_what_is_refused(self, queue: Queue, bad: bool) -> None:
-        good = self.record(queue, 10, "x", "a", 0)
-        wrong = self.record(("../x" if bad else "orders", 0), 10 if bad else 1600, "x", "a", 0)
+    @rule(queue=queues, has_bad_topic=st.booleans())
+    def append_invalid_record(self, queue: Queue, has_bad_topic: bool) -> None:
+        valid = self.new_record(queue, 10, "x", "a", 0)
+        if has_bad_topic:
+            invalid = self.new_record(("../x", 0), 10, "x", "a", 0)
+        else:
+            invalid = self.new_record(("orders", 0), SETTINGS.message_bytes_max + 100, "x", "a", 0)
         expected = RecordRefused if self.store.has_disk_space else StoreFull
         with pytest.raises(expected):
-            self.store.append([good, wrong], now_ms=self.now_ms)
+            self.store.append([valid, invalid], now_ms=self.now_ms)
 
-    def record(self, queue: Queue, size: int, tag: str, key: str, kind: int) -> NewRecord:
+    def new_record(
+        self, queue: Queue, size: int, tag: str, key: str, transaction_type: int
+    ) -> NewRecord:
         self.count += 1
         return NewRecord(
             topic=queue[0],
             queue_id=queue[1],
             body=b"%d:" % self.count + b"x" * size,
             properties=encode_properties({"TAGS": tag, "KEYS": key, "UNIQ_KEY": f"U{self.count}"}),
-            sys_flag=kind,
+            sys_flag=transaction_type,
         )
 
     @rule()
@@ -139,122 +157,142 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.recovery.was_clean
         assert self.store.recovery.records == 0
 
-    @rule(usage=st.sampled_from([EMPTY, FULL, PACKED]), keep=st.none() | st.integers(0, 5))
-    def expire(self, usage: DiskUsage, keep: int | None) -> None:
-        files = [base for base, _ in self.store.log_files()]
-        limit = None if keep is None else LogOffset(files[0] + keep * 4096 if files else 0)
+    @rule(
+        usage=st.sampled_from([ENOUGH_SPACE, MUST_EXPIRE, MUST_REFUSE]),
+        removable_count=st.none() | st.integers(0, 5),
+    )
+    def expire(self, usage: DiskUsage, removable_count: int | None) -> None:
+        segments = [base for base, _ in self.store.log_files()]
+        oldest_needed = None
+        if removable_count is not None:
+            oldest_needed = LogOffset(segments[0] + removable_count * 4096 if segments else 0)
         removable = [
             base
-            for base in files[:-1]
+            for base in segments[:-1]
             if base + 4096 <= self.store.checkpointed_offset
-            and (limit is None or base + 4096 <= limit)
+            and (oldest_needed is None or base + 4096 <= oldest_needed)
         ]
-        expected = 0 if usage is EMPTY else min(10, len(removable))
+        expected = 0 if usage is ENOUGH_SPACE else min(10, len(removable))
         removed = expire(
             self.store,
             now_ms=self.now_ms,
             hour=12,
             read_usage=lambda: usage,
-            oldest_needed_offset=limit,
+            oldest_needed_offset=oldest_needed,
         )
         assert removed == expected
-        assert self.store.has_disk_space is (usage is not PACKED)
+        assert self.store.has_disk_space is (usage is not MUST_REFUSE)
         if removed:
-            begin = files[removed]
-            self.kept = [kept for kept in self.kept if kept.log_offset >= begin]
+            begin = segments[removed]
+            self.records = [record for record in self.records if record.log_offset >= begin]
 
-    # --- questions -------------------------------------------------------------------------------
+    # --- reads -----------------------------------------------------------------------------------
 
-    def alive(self, queue: Queue) -> dict[int, Kept]:
+    def live_records(self, queue: Queue) -> dict[int, ModelRecord]:
+        """Return the records of a queue that have not expired, by queue offset."""
         return {
-            kept.offset: kept
-            for kept in self.kept
-            if kept.queue == queue and kept.offset is not None
+            record.queue_offset: record
+            for record in self.records
+            if record.queue == queue and record.queue_offset is not None
         }
 
     @rule(
         queue=queues,
         step=st.integers(-2, 40),
         count=st.integers(1, 5),
-        room=st.sampled_from([0, 300, 100_000]),
+        bytes_max=st.sampled_from([0, 300, 100_000]),
         tag=st.none() | tags,
     )
-    def read(self, queue: Queue, step: int, count: int, room: int, tag: str | None) -> None:
-        alive, end = self.alive(queue), self.next.get(queue, 0)
-        begin = min(alive, default=end)
-        at = begin + step
+    def read(self, queue: Queue, step: int, count: int, bytes_max: int, tag: str | None) -> None:
+        live_records, max_offset = self.live_records(queue), self.next_offsets.get(queue, 0)
+        min_offset = min(live_records, default=max_offset)
+        begin_offset = min_offset + step
         message_filter = None if tag is None else MessageFilter(frozenset({java_hash(tag)}))
-        found = self.store.read(
-            *queue, at, count_max=count, bytes_max=room, message_filter=message_filter
+        result = self.store.read(
+            *queue,
+            begin_offset,
+            count_max=count,
+            bytes_max=bytes_max,
+            message_filter=message_filter,
         )
-        if at < begin or at >= end:
-            assert found.count == 0
-            assert found.status in NOTHING
+        if begin_offset < min_offset or begin_offset >= max_offset:
+            assert result.count == 0
+            assert result.status in EMPTY_READS
             return
-        assert (found.min_offset, found.max_offset) == (begin, end)
-        expected: list[Kept] = []
-        size = 0
-        for offset in range(at, end):
-            kept = alive[offset]
-            length = self.store.record_at(kept.log_offset).size
-            if tag is not None and kept.tag != tag:
+        assert (result.min_offset, result.max_offset) == (min_offset, max_offset)
+        expected: list[ModelRecord] = []
+        total_bytes = 0
+        for offset in range(begin_offset, max_offset):
+            record = live_records[offset]
+            record_bytes = self.store.record_at(record.log_offset).size
+            if tag is not None and record.tag != tag:
                 continue
-            if len(expected) == count or (expected and size + length > room):
+            if len(expected) == count or (expected and total_bytes + record_bytes > bytes_max):
                 break
-            expected.append(kept)
-            size += length
-        assert found.count == len(expected)
-        assert b"".join(found.slices) == b"".join(map(self.bytes_of, expected))
-        assert found.size == size
-        passed = {offset for offset in alive if at <= offset < found.next_offset}
-        assert {kept.offset for kept in expected} == {
-            offset for offset in passed if tag is None or alive[offset].tag == tag
+            expected.append(record)
+            total_bytes += record_bytes
+        assert result.count == len(expected)
+        assert b"".join(result.slices) == b"".join(map(self.bytes_of, expected))
+        assert result.size == total_bytes
+        passed_offsets = {
+            offset for offset in live_records if begin_offset <= offset < result.next_offset
+        }
+        assert {record.queue_offset for record in expected} == {
+            offset for offset in passed_offsets if tag is None or live_records[offset].tag == tag
         }
 
-    def bytes_of(self, kept: Kept) -> bytes:
-        record = self.store.record_at(kept.log_offset)
-        assert record.body == kept.body
-        found = self.store.read(*kept.queue, kept.offset or 0, count_max=1)
-        return b"".join(found.slices)
+    def bytes_of(self, record: ModelRecord) -> bytes:
+        """Return the stored bytes of a record that has a queue entry."""
+        assert self.store.record_at(record.log_offset).body == record.body
+        result = self.store.read(*record.queue, record.queue_offset or 0, count_max=1)
+        return b"".join(result.slices)
 
     @rule(topic=st.sampled_from(["orders", "stock"]), key=keys, count=st.integers(1, 100))
     def find_by_key(self, topic: str, key: str, count: int) -> None:
-        found = self.store.find_by_key(topic, key, count_max=count)
+        records = self.store.find_by_key(topic, key, count_max=count)
         expected = [
-            kept.log_offset
-            for kept in reversed(self.kept)
-            if kept.queue[0] == topic and kept.key == key and kept.kind != 12
+            record.log_offset
+            for record in reversed(self.records)
+            if record.queue[0] == topic and record.key == key and record.transaction_type != 12
         ]
-        assert [record.log_offset for record in found] == expected[: min(count, 64)]
+        assert [record.log_offset for record in records] == expected[: min(count, 64)]
 
     @rule(queue=queues, step_ms=st.integers(-10_000, 1000), upper=st.booleans())
     def offset_by_time(self, queue: Queue, step_ms: int, upper: bool) -> None:
-        alive, end = self.alive(queue), self.next.get(queue, 0)
+        live_records, end = self.live_records(queue), self.next_offsets.get(queue, 0)
         time_ms = self.stored_ms + step_ms
-        found = self.store.offset_by_time(*queue, time_ms, upper=upper)
-        begin = min(alive, default=end)
+        actual = self.store.offset_by_time(*queue, time_ms, upper=upper)
+        begin = min(live_records, default=end)
         if upper:
-            at_most = [at for at, kept in alive.items() if kept.stored_ms <= time_ms]
-            assert found == max(at_most, default=begin)
+            at_most = [
+                queue_offset
+                for queue_offset, record in live_records.items()
+                if record.stored_ms <= time_ms
+            ]
+            assert actual == max(at_most, default=begin)
         else:
-            at_least = [at for at, kept in alive.items() if kept.stored_ms >= time_ms]
-            assert found == min(at_least, default=end)
+            at_least = [
+                queue_offset
+                for queue_offset, record in live_records.items()
+                if record.stored_ms >= time_ms
+            ]
+            assert actual == min(at_least, default=end)
 
-    # --- what always holds -----------------------------------------------------------------------
+    # --- invariants ------------------------------------------------------------------------------
 
     @invariant()
-    def the_log_holds_what_was_kept(self) -> None:
-        found = [(record.log_offset, bytes(record.body)) for record in self.store.records()]
-        assert found == [(kept.log_offset, kept.body) for kept in self.kept]
+    def log_equals_the_model(self) -> None:
+        actual = [(record.log_offset, bytes(record.body)) for record in self.store.records()]
+        assert actual == [(record.log_offset, record.body) for record in self.records]
 
     @invariant()
-    def queues_count_on(self) -> None:
-        for queue, end in self.next.items():
+    def queue_offsets_equal_the_model(self) -> None:
+        for queue, end in self.next_offsets.items():
             assert self.store.max_offset(*queue) == end
-            assert self.store.min_offset(*queue) == min(self.alive(queue), default=end)
+            assert self.store.min_offset(*queue) == min(self.live_records(queue), default=end)
 
     @invariant()
-    def offsets_stand_in_order(self) -> None:
+    def log_offsets_are_in_order(self) -> None:
         assert (
             self.store.begin
             <= self.store.checkpointed_offset
@@ -262,13 +300,13 @@ class StoreMachine(RuleBasedStateMachine):
             <= self.store.end
         )
 
-    @precondition(lambda self: self.kept)
+    @precondition(lambda self: self.records)
     @invariant()
-    def the_newest_is_found_by_its_unique_key(self) -> None:
-        newest = self.kept[-1]
+    def newest_record_is_found_by_its_unique_key(self) -> None:
+        newest = self.records[-1]
         key = "U" + newest.body.split(b":")[0].decode()
-        found = [record.log_offset for record in self.store.find_by_key(newest.queue[0], key)]
-        assert found == ([] if newest.kind == 12 else [newest.log_offset])
+        actual = [record.log_offset for record in self.store.find_by_key(newest.queue[0], key)]
+        assert actual == ([] if newest.transaction_type == 12 else [newest.log_offset])
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -276,7 +314,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert_clean(self.disk, SETTINGS)
 
 
-NOTHING = {
+EMPTY_READS = {
     ReadStatus.NO_QUEUE,
     ReadStatus.EMPTY,
     ReadStatus.TOO_SMALL,

@@ -1,7 +1,7 @@
-"""A broker process on the simulated network: what `server/` does around a Broker, step by step.
+"""A broker process on the simulated network. It does what `server/` does, but step by step.
 
-Turns, ticks, group commit, checkpoints, snapshots, expiry. What the server runs in a thread has a
-beginning and an end here, and other steps may happen in between.
+It has turns, ticks, group commit, checkpoints, snapshots and expiry. Work that the server does in a
+thread has two steps here, a beginning and an end, and other steps may happen in between.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from escrowmq.testing.disks import FaultyDisk
 from escrowmq.testing.network import Endpoint
 
 HOST = encode_host("10.0.0.1", 10911)
-ROOMY = DiskUsage(total_bytes=100, free_bytes=50)
-FULL = DiskUsage(total_bytes=100, free_bytes=13)  # past force_expire_ratio: the oldest must go
+FULL_DISK = DiskUsage(total_bytes=100, free_bytes=13)  # above force_expire_ratio
 TICK_MS = 100
 
 STORE = StoreConfig(
@@ -40,24 +39,24 @@ STORE = StoreConfig(
     message_bytes_max=2048,
 )
 ESCROW = TransactionConfig(immunity_ms=400, check_interval_ms=300, checks_max=4)
-AGE_MAX_MS = 60_000  # no retention time of a store is that short
-PIECE_BYTES = 700
+AGE_MAX_MS = 60_000  # shorter than any retention time of a store
+DECISION_PIECE_BYTES = 700
 
 
-class Complaints(logging.Handler):
-    """Collects log records with a traceback: a bug that the broker survives is still a bug."""
+class TracebackCollector(logging.Handler):
+    """Collects log records with a traceback. They are bugs even if the broker survives them."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.found: list[str] = []
+        self.tracebacks: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
-            self.found.append(logging.Formatter().format(record))
+            self.tracebacks.append(logging.Formatter().format(record))
 
 
 class BrokerProcess:
-    """One run of a broker, from its start to its end."""
+    """A run of a broker, from its start to its end."""
 
     def __init__(
         self,
@@ -70,10 +69,10 @@ class BrokerProcess:
         self.disk = disk
         self.clock = clock
         self.settings = settings
-        self.lines: dict[Endpoint, None] = {}
-        self._waiting: deque[tuple[int, Callable[[StoreError | None], None]]] = deque()
+        self.endpoints: dict[Endpoint, None] = {}
+        self._flush_waiters: deque[tuple[int, Callable[[StoreError | None], None]]] = deque()
         self._flush: LogFlush | None = None
-        self._job: CheckpointJob | None = None
+        self._checkpoint: CheckpointJob | None = None
         self._tick_s = 0.0
         self.store = MessageStore.open(disk, settings, store_host=HOST)
         self.broker = Broker(
@@ -87,14 +86,14 @@ class BrokerProcess:
             UniqueKeyGenerator(address="10.0.0.1", process_id=1, salt=1),
             store_host=HOST,
             when_flushed=self._when_flushed,
-            decision_piece_bytes=PIECE_BYTES,
+            decision_piece_bytes=DECISION_PIECE_BYTES,
         )
         self.broker.transactions.coordinator.age_max_ms = AGE_MAX_MS
 
     # --- connections -----------------------------------------------------------------------------
 
     def received(self, end: Endpoint, data: bytes) -> None:
-        self.lines[end] = None
+        self.endpoints[end] = None
         for event in end.events(data):
             if isinstance(event, Request):
                 self.broker.handle(end, event, self.clock.now_ms())
@@ -102,31 +101,31 @@ class BrokerProcess:
                 end.write(encode_error(event.request, event.error))
 
     def closed(self, end: Endpoint) -> None:
-        self.lines.pop(end, None)
+        self.endpoints.pop(end, None)
         self.broker.channel_closed(end)
 
     def end_turn(self) -> None:
         self.broker.end_turn(self.clock.now_ms())
-        self._write()
+        self._flush_endpoints()
 
     def tick(self) -> None:
-        """Tick about ten times a second, by a clock that does not jump."""
+        """Tick about ten times per second of the clock that does not jump."""
         if self.clock.elapsed_s() - self._tick_s >= TICK_MS / 1000:
             self._tick_s = self.clock.elapsed_s()
             self.broker.tick(self.clock.now_ms())
             self.end_turn()
 
-    def _write(self) -> None:
-        for end in list(self.lines):
+    def _flush_endpoints(self) -> None:
+        for end in list(self.endpoints):
             end.flush()
 
     # --- group commit ----------------------------------------------------------------------------
 
-    def _when_flushed(self, log_offset: int, answer: Callable[[StoreError | None], None]) -> None:
+    def _when_flushed(self, log_offset: int, callback: Callable[[StoreError | None], None]) -> None:
         if log_offset <= self.store.flushed_offset:
-            answer(None)
+            callback(None)
         else:
-            self._waiting.append((log_offset, answer))
+            self._flush_waiters.append((log_offset, callback))
 
     def begin_flush(self) -> None:
         if self._flush is None and self.store.flushed_offset < self.store.end:
@@ -140,42 +139,42 @@ class BrokerProcess:
             flush.run()
         except StoreError as error:
             self.store.fail(error)
-            while self._waiting:
-                self._waiting.popleft()[1](StoreFailed("the flush failed"))
+            while self._flush_waiters:
+                self._flush_waiters.popleft()[1](StoreFailed("the flush failed"))
         else:
             self.store.finish_flush(flush)
-            self._answer_flushed()
-        self._write()
+            self._notify_flush_waiters()
+        self._flush_endpoints()
 
     def flush(self) -> None:
         self.finish_flush()
         self.begin_flush()
         self.finish_flush()
 
-    def lose_patience(self) -> None:
-        """Let waiting requests time out (syncFlushTimeout). Their records may well be stored."""
-        while self._waiting:
-            self._waiting.popleft()[1](FlushTimeout("not flushed in time"))
-        self._write()
+    def time_out_flush_waiters(self) -> None:
+        """Let requests that wait for a flush time out (syncFlushTimeout). Their records stay."""
+        while self._flush_waiters:
+            self._flush_waiters.popleft()[1](FlushTimeout("not flushed in time"))
+        self._flush_endpoints()
 
-    def _answer_flushed(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self.store.flushed_offset:
-            self._waiting.popleft()[1](None)
+    def _notify_flush_waiters(self) -> None:
+        while self._flush_waiters and self._flush_waiters[0][0] <= self.store.flushed_offset:
+            self._flush_waiters.popleft()[1](None)
 
     # --- maintenance -----------------------------------------------------------------------------
 
     def begin_checkpoint(self) -> None:
-        if self._job is None and self.store.checkpointed_offset < self.store.end:
-            self._job = self.store.begin_checkpoint()
+        if self._checkpoint is None and self.store.checkpointed_offset < self.store.end:
+            self._checkpoint = self.store.begin_checkpoint()
 
     def finish_checkpoint(self) -> None:
-        job, self._job = self._job, None
+        job, self._checkpoint = self._checkpoint, None
         if job is not None:
             job.run()
             self.store.finish_checkpoint(job)
 
-    def note(self) -> None:
-        """Save a snapshot. The server saves one per 64 MB of log; here it is done more often."""
+    def save_snapshot(self) -> None:
+        """Save a snapshot, which the server does only once per 64 MB of log."""
         self.broker.transactions.save(force=True)
 
     def save(self) -> None:
@@ -185,13 +184,11 @@ class BrokerProcess:
         """Expire segments as the server does on a full disk, while no checkpoint runs."""
         self.finish_checkpoint()
         transactions, store = self.broker.transactions, self.store
-        if not is_expired(store, now_ms=self.clock.now_ms(), hour=12, usage=FULL):
+        if not is_expired(store, now_ms=self.clock.now_ms(), hour=12, usage=FULL_DISK):
             return
-        end, keep_from = (
-            store.begin + self.settings.segment_bytes,
-            transactions.oldest_needed_offset(),
-        )
-        if keep_from is not None and keep_from < end:
+        end = store.begin + self.settings.segment_bytes
+        oldest_needed = transactions.oldest_needed_offset()
+        if oldest_needed is not None and oldest_needed < end:
             transactions.move_halves_below(LogOffset(end), self.clock.now_ms())
             self.end_turn()
             return
@@ -200,7 +197,7 @@ class BrokerProcess:
     # --- end -------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop as `serve` does: respond to requests in progress, then make everything durable."""
+        """Stop like `serve`: respond to requests in progress, then make everything durable."""
         self.finish_checkpoint()
         self.broker.pull_processor.release_all(self.clock.now_ms())
         self.end_turn()

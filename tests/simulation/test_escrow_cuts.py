@@ -1,9 +1,9 @@
-"""Cut the power at every write and flush of a fixed scenario in turn, and go on.
+"""Cut the power at every write and flush of a fixed scenario in turn, and continue.
 
-The scenario parks and decides in all ways: single halves, groups, pieces, writers that replace each
-other, an operator, no answer at all; with checkpoints, snapshots, expiry, a kill and a stop. After
-the cut the broker starts again and the world comes to rest. `escrow_truth.py` defines what must
-hold at every step, at every start, and at the end.
+The scenario parks and decides in all ways: single halves, groups, decisions in pieces, writers that
+replace each other, an operator, transactions without a verdict. It has checkpoints, snapshots,
+expiry, a kill and a stop. After the power cut the broker starts again and decides all that is open.
+`escrow_model.py` defines what must hold at every step, at every start, and at the end.
 """
 
 from __future__ import annotations
@@ -14,112 +14,116 @@ from collections.abc import Iterator
 import pytest
 
 from escrowmq.testing.disks import Survival
-from tests.simulation.escrow_world import World
+from tests.simulation.escrow_broker import BrokerProcess
+from tests.simulation.escrow_simulation import Simulation
 
 BLOCKS = 8
-LONG = "ESCROWMQ_SEEDS" in os.environ
+IS_LONG_RUN = "ESCROWMQ_SEEDS" in os.environ
 SURVIVALS: list[Survival] = ["none", "all", "mixed"]
 SEED = 1
 
-# Where to cut, by what survives. If nothing does, a flush loses all that the writes before it
-# would; if everything does, only a write is torn. A night tries the rest as well.
-EVERYTHING = ("write_at", "sync", "resize", "create", "rename", "remove")
-CHANGES: dict[Survival, tuple[str, ...]] = {
-    "none": EVERYTHING if LONG else ("sync",),
-    "all": EVERYTHING if LONG else ("write_at",),
-    "mixed": EVERYTHING if LONG else ("write_at", "sync"),
+# The disk calls at which the power is cut. If nothing survives, cutting at a flush loses all the
+# writes before it, too. If everything survives, only a write can be torn. A long run
+# (ESCROWMQ_SEEDS) cuts at all calls.
+ALL_CALLS = ("write_at", "sync", "resize", "create", "rename", "remove")
+CALLS_TO_CUT: dict[Survival, tuple[str, ...]] = {
+    "none": ALL_CALLS if IS_LONG_RUN else ("sync",),
+    "all": ALL_CALLS if IS_LONG_RUN else ("write_at",),
+    "mixed": ALL_CALLS if IS_LONG_RUN else ("write_at", "sync"),
 }
 
 
-def scenario(world: World) -> Iterator[None]:
-    """Yield between steps, so that the caller can stop."""
-    one, two = world.producers
-    world.run(3)
-    one.begin()
-    one.begin(how="one way")
-    two.begin(commits=False)
-    two.begin(how="contradicted")
-    one.begin(3)
-    two.begin(4, size=300)  # more than goes to the log in one piece
-    two.begin(2, commits=False)
-    world.begin_writer("w0", batches=1)
-    yield from steps(world, 9)
-    world.tend("begin_checkpoint")
-    one.begin(4, size=300, how="forgotten")
-    two.begin(how="forgotten")
-    world.begin_writer("w0", batches=1)  # replaces a driver that is still running
-    yield from steps(world, 4)
-    world.tend("finish_checkpoint")
-    world.tend("note")
-    one.die()  # its transactions are checked with other producers
-    yield from steps(world, 14)
-    world.is_silent = True
-    two.begin(how="forgotten")
-    two.begin(how="forgotten")
-    two.begin(2, how="forgotten")
-    yield from steps(world, 45)  # checked too often: stranded, then resumed by an operator
+def scenario(simulation: Simulation) -> Iterator[None]:
+    """Run the fixed scenario. Yield after every step, so that the caller can stop."""
+    first, second = simulation.producers
+    simulation.run(3)
+    first.begin()
+    first.begin(end_mode="one way")
+    second.begin(commits=False)
+    second.begin(end_mode="contradicted")
+    first.begin(3)
+    second.begin(4, size=300)  # larger than one piece of a decision
+    second.begin(2, commits=False)
+    simulation.start_writer("w0", batches=1)
+    yield from run_steps(simulation, 9)
+    simulation.maintain(BrokerProcess.begin_checkpoint)
+    first.begin(4, size=300, end_mode="never")
+    second.begin(end_mode="never")
+    simulation.start_writer("w0", batches=1)  # replaces a driver that is still running
+    yield from run_steps(simulation, 4)
+    simulation.maintain(BrokerProcess.finish_checkpoint)
+    simulation.maintain(BrokerProcess.save_snapshot)
+    first.die()  # its transactions are checked with other producers
+    yield from run_steps(simulation, 14)
+    simulation.ignores_checks = True
+    second.begin(end_mode="never")
+    second.begin(end_mode="never")
+    second.begin(2, end_mode="never")
+    yield from run_steps(simulation, 45)  # until halves are stranded, and resumed by the operator
     for _ in range(3):
-        world.tend("begin_checkpoint")
-        world.tend("finish_checkpoint")
-        world.tend("expire")  # open halves move, then the oldest segment is deleted
-        yield from steps(world, 1)
-    world.doing(world.kill)
-    yield from steps(world, 6)
-    world.is_silent = False
-    yield from steps(world, 10)
-    world.tend("save")
-    world.tend("note")
-    world.doing(world.stop)
-    yield from steps(world, 4)
+        simulation.maintain(BrokerProcess.begin_checkpoint)
+        simulation.maintain(BrokerProcess.finish_checkpoint)
+        simulation.maintain(BrokerProcess.expire)  # moves open halves, then deletes a segment
+        yield from run_steps(simulation, 1)
+    simulation.attempt(simulation.kill)
+    yield from run_steps(simulation, 6)
+    simulation.ignores_checks = False
+    yield from run_steps(simulation, 10)
+    simulation.maintain(BrokerProcess.save)
+    simulation.maintain(BrokerProcess.save_snapshot)
+    simulation.attempt(simulation.stop)
+    yield from run_steps(simulation, 4)
 
 
-def steps(world: World, count: int) -> Iterator[None]:
+def run_steps(simulation: Simulation, count: int) -> Iterator[None]:
     for _ in range(count):
-        world.step()
+        simulation.step()
         yield
 
 
-def played(survival: Survival = "none", cut_at: int | None = None) -> World:
-    """Run the scenario up to the cut, and then let the world come to rest."""
-    with World(SEED) as world:
-        world.survivals = (survival,)
-        world.disk.power_cut_at = cut_at
-        world.judges_disk = cut_at is None  # up to the cut it is always the same
-        for _ in scenario(world):
-            if world.cuts:
+def run_scenario(survival: Survival = "none", power_cut_at: int | None = None) -> Simulation:
+    """Run the scenario up to the power cut, and then until everything is decided."""
+    with Simulation(SEED) as simulation:
+        simulation.survivals = (survival,)
+        simulation.disk.power_cut_at = power_cut_at
+        simulation.checks_disk = power_cut_at is None  # before the power cut it is always the same
+        for _ in scenario(simulation):
+            if simulation.power_cut_count:
                 break
-        world.rest()
-    return world
+        simulation.run_until_idle()
+    return simulation
 
 
 def calls_to_cut(survival: Survival) -> list[int]:
-    """Return the numbers of the disk calls that change something."""
-    with World(SEED) as world:
-        world.judges_disk = False
-        for _ in scenario(world):
+    """Return the numbers of the disk calls of the scenario at which to cut the power."""
+    with Simulation(SEED) as simulation:
+        simulation.checks_disk = False
+        for _ in scenario(simulation):
             pass
-    kinds = CHANGES[survival]
-    return [at for at, call in enumerate(world.disk.trace, 1) if call.startswith(kinds)]
+    kinds = CALLS_TO_CUT[survival]
+    return [
+        number for number, call in enumerate(simulation.disk.trace, 1) if call.startswith(kinds)
+    ]
 
 
-def test_the_scenario_covers_everything() -> None:
-    world = played()
-    truth = world.truth
-    assert sorted(set(truth.told.values())) == ["committed", "rolled_back"]
-    assert truth.again, "nobody was stranded and resumed"
-    assert max(truth.asked.values()) > 1
-    assert len(truth.winners) >= 2
-    assert world.process is not None
-    assert world.process.store.begin > 0, "no file has expired"
+def test_the_scenario_covers_all_kinds_of_decisions() -> None:
+    simulation = run_scenario()
+    model = simulation.model
+    assert sorted(set(model.reported_states.values())) == ["committed", "rolled_back"]
+    assert model.resumed, "no half was stranded and resumed"
+    assert max(model.check_counts.values()) > 1
+    assert len(model.winners) >= 2
+    assert simulation.process is not None
+    assert simulation.process.store.begin > 0, "no segment has expired"
     assert len(calls_to_cut("mixed")) > 150
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.parametrize("survival", SURVIVALS)
-def test_power_cut_at_every_write_and_flush(survival: Survival, block: int) -> None:
-    for cut_at in calls_to_cut(survival)[block::BLOCKS]:
+def test_a_power_cut_at_any_write_or_flush_loses_nothing(survival: Survival, block: int) -> None:
+    for call in calls_to_cut(survival)[block::BLOCKS]:
         try:
-            played(survival, cut_at)
+            run_scenario(survival, power_cut_at=call)
         except AssertionError as error:
-            raise AssertionError(f"CUT={cut_at} {survival}: {error}") from error
+            raise AssertionError(f"power cut at call {call}, {survival}: {error}") from error

@@ -1,7 +1,7 @@
 """Cut the power at every disk call of a scenario in turn, recover and check.
 
-SQLite's method: the n-th call, for n = 1, 2, 3 … until a run succeeds. Then the same with a
-second cut at every call of the recovery, and with random scenarios, crashes and seeds.
+SQLite is tested in the same way: cut at the n-th call, for n = 1, 2, 3 … until a run completes. The
+other tests cut a second time at every call of the recovery, or run random scenarios.
 ESCROWMQ_SEEDS sets the number of random scenarios; a failure names its seed.
 """
 
@@ -21,14 +21,14 @@ from tests.simulation.store_run import SETTINGS, StoreRun
 from tests.support.stores import NOW_MS, assert_clean, open_store, sample
 
 SEEDS = int(os.environ.get("ESCROWMQ_SEEDS", "200"))
-LONG = "ESCROWMQ_SEEDS" in os.environ
+IS_LONG_RUN = "ESCROWMQ_SEEDS" in os.environ
 
 
-def cut_run(cut_at: int) -> tuple[StoreRun, bool]:
-    """Run the fixed scenario with a power cut at a call. Return whether it completed."""
-    run = StoreRun(Random(1), FaultyDisk(seed=cut_at, power_cut_at=cut_at))
+def run_with_power_cut(power_cut_at: int) -> tuple[StoreRun, bool]:
+    """Run the fixed scenario with a power cut at a call. Return also whether it completed."""
+    run = StoreRun(Random(1), FaultyDisk(seed=power_cut_at, power_cut_at=power_cut_at))
     try:
-        run.scenario()
+        run.run_scenario()
     except PowerCut:
         return run, False
     return run, True
@@ -36,64 +36,50 @@ def cut_run(cut_at: int) -> tuple[StoreRun, bool]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("survival", ["none", "all", "mixed"])
-def test_power_cut_at_every_call(survival: Survival) -> None:
-    for cut_at in itertools.count(1):
-        run, got_through = cut_run(cut_at)
+def test_a_power_cut_at_any_call_loses_nothing_durable(survival: Survival) -> None:
+    for power_cut_at in itertools.count(1):
+        run, is_complete = run_with_power_cut(power_cut_at)
         for seed in range(1 if survival != "mixed" else 3):
-            again = StoreRun(
-                Random(seed),
-                run.disk.power_cut(Random(seed), survival),
-                list(run.everything),
-                durable=run.durable,
-                acknowledged=run.acknowledged,
-                expired=run.expired,
-                count=run.count,
-                now_ms=run.now_ms,
+            run_after_cut = run.after_crash(
+                Random(seed), run.disk.power_cut(Random(seed), survival)
             )
-            again.open()
-            again.judge()
-            again.append([10, 20])
-            again.close()
-            again.open()
-            again.judge()
-        if got_through:
+            run_after_cut.open()
+            run_after_cut.check()
+            run_after_cut.append([10, 20])
+            run_after_cut.close()
+            run_after_cut.open()
+            run_after_cut.check()
+        if is_complete:
             break
-    assert cut_at > 100
+    assert power_cut_at > 100
 
 
 @pytest.mark.slow
-def test_power_cut_in_the_middle_of_recovery() -> None:
-    for cut_at in range(5, 400, 5 if LONG else 37):
-        run, got_through = cut_run(cut_at)
-        if got_through:
+def test_a_power_cut_during_recovery_loses_nothing_durable() -> None:
+    for power_cut_at in range(5, 400, 5 if IS_LONG_RUN else 37):
+        run, is_complete = run_with_power_cut(power_cut_at)
+        if is_complete:
             break
         for second_cut in itertools.count(1):
-            disk = run.disk.power_cut(Random(cut_at), "mixed")
+            disk = run.disk.power_cut(Random(power_cut_at), "mixed")
             disk.power_cut_at = second_cut
-            again = StoreRun(
-                Random(second_cut),
-                disk,
-                list(run.everything),
-                durable=run.durable,
-                acknowledged=run.acknowledged,
-                expired=run.expired,
-            )
+            run_after_cut = run.after_crash(Random(second_cut), disk)
             try:
-                again.open()
+                run_after_cut.open()
             except PowerCut:
-                survivor = disk.power_cut(Random(second_cut), "mixed")
-                again.crash(survivor)
-                again.open()
-                again.judge()
+                disk_after_second_cut = disk.power_cut(Random(second_cut), "mixed")
+                run_after_cut.crash(disk_after_second_cut)
+                run_after_cut.open()
+                run_after_cut.check()
             else:
                 disk.power_cut_at = None
-                again.judge()
+                run_after_cut.check()
                 break
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
-def test_random_runs_with_power_cuts(block: int) -> None:
+def test_a_random_run_with_power_cuts_loses_nothing_durable(block: int) -> None:
     for seed in range(block, SEEDS, 10):
         try:
             run_and_crash(seed, ("none", "all", "mixed", "mixed"), SETTINGS)
@@ -103,8 +89,8 @@ def test_random_runs_with_power_cuts(block: int) -> None:
 
 @pytest.mark.slow
 def test_records_with_a_crc_survive_a_drive_that_scrambles_sectors() -> None:
-    # Without seals nothing covers a record's header: words of it that were never written would
-    # pass for zeros that were meant.
+    # Without record CRCs no checksum covers a record's header, so words of it that were never
+    # written could not be distinguished from zeros.
     for seed in range(SEEDS):
         try:
             run_and_crash(seed, ("scrambled",), replace(SETTINGS, sealed=True))
@@ -119,18 +105,19 @@ def run_and_crash(seed: int, survivals: tuple[Survival, ...], settings: StoreCon
         run.disk.power_cut_at = run.disk.calls + rng.randint(1, 120)
         try:
             run.open()
-            run.judge()
+            run.check()
             while True:
-                run.random_step()
+                run.run_random_step()
         except PowerCut:
             run.crash(run.disk.power_cut(rng, rng.choice(survivals)))
     run.open()
-    run.judge()
+    run.check()
 
 
-def test_a_record_behind_the_torn_end_never_comes_back() -> None:
-    # Torn: the second of three. The third is whole, and would be found again behind a new
-    # second one of the same length, were the end not wiped.
+def test_a_record_after_the_torn_end_is_never_recovered() -> None:
+    # The second of three records is torn, and the third is complete. If recovery did not overwrite
+    # the end with zeros, the third would be found again after a new second record of the same
+    # length.
     disk = FaultyDisk()
     store = open_store(disk, SETTINGS)
     first, second, third, new_second = (
@@ -138,11 +125,11 @@ def test_a_record_behind_the_torn_end_never_comes_back() -> None:
     )
     store.append([first], now_ms=NOW_MS)
     store.checkpoint()
-    torn_at = store.end
+    torn_offset = store.end
     store.append([second, third], now_ms=NOW_MS)
     store.abandon()
     file = disk.open("commitlog/00000000000000000000")
-    file.write_at(torn_at + 100, b"\0" * 8)
+    file.write_at(torn_offset + 100, b"\0" * 8)
     file.sync()
     store = open_store(disk, SETTINGS)
     assert [record.body for record in store.records()] == [first.body]

@@ -3,13 +3,20 @@
     python -m tests.spark_crash --runs 200 --seed 1
     python -m tests.spark_crash --runs 30 --only "driver decide" --only executor --seconds 200
 
-A stream of a few epochs goes into a topic of its own. In each epoch something is killed with -9,
-once, at a named point: that is one run. Whatever died is started again, and the query with it, from
-its checkpoint. Then every row is there once, or the run failed.
+A streaming query writes a few epochs to its own topic. In each epoch one process is killed with
+SIGKILL at a named point: that is one run. The process and the query are started again, and the
+query continues from its checkpoint. In the end every row must be stored exactly once.
 
-A run counts if its victim was seen dead. If nobody died, it is tried again, and the table has both
-tries; rows that were lost or doubled in any of them count.
+A run counts if its victim was observed to end. Otherwise it is repeated, and the table includes
+both attempts: lost or duplicate rows of any attempt are failures.
 
-Java starts once for every driver that is killed, which is most of the time it takes. More options
-for it go into ESCROW_CRASH_JAVA, such as "-Xlog:disable -XX:SharedArchiveFile=FILE".
+Each killed driver needs a new start of Java, which takes most of the time. ESCROW_CRASH_JAVA may
+have additional options of Java, such as "-Xlog:disable -XX:SharedArchiveFile=FILE".
+
+Read in this order:
+  1. points.py    the named points of a write, and the hooks that kill a process there
+  2. source.py    the data source of a run: numbered rows, and the sink with hooks
+  3. job.py       the program of a driver; drivers.py starts and ends drivers
+  4. cases.py     victims and points, their order, outcomes and the table
+  5. runs.py      the runs: broker, driver, restarts, and the count of rows
 """

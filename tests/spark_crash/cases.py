@@ -1,7 +1,7 @@
-"""Who dies where, in which order, and what came of it.
+"""Which process is killed at which point, in which order, and with which outcome.
 
-A chain of runs is one query: in each of its epochs, but the first and the last, somebody dies.
-A row that is lost or doubled belongs to an epoch, and so to a run.
+A chain of runs is one query: a process is killed in each of its epochs, except the first and the
+last. A lost or duplicate row belongs to an epoch, and so to a run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ FREEZES: Final = ("write-parked", "commit-begin", "decide-before")
 
 @dataclass(frozen=True, order=True)
 class Case:
+    """A process to kill (or a driver to freeze), and the point where it happens."""
+
     victim: str
     point: str
 
@@ -45,73 +47,81 @@ def all_cases() -> list[Case]:
     ]
 
 
-def chosen(count: int, seed: int, only: Sequence[str] = ()) -> list[Case]:
-    """Every case in turn, in an order that the seed says; those of one master together. `only`:
-    those whose victim and point contain one of these texts."""
+def select_cases(count: int, seed: int, only: Sequence[str] = ()) -> list[Case]:
+    """Return `count` cases: all of them in random order, repeated, grouped by master.
+
+    `only` restricts them to those whose victim and point contain one of these texts.
+    """
     cases = [case for case in all_cases() if not only or any(text in str(case) for text in only)]
     random.Random(seed).shuffle(cases)
     return sorted(itertools.islice(itertools.cycle(cases), count), key=lambda case: case.master)
 
 
-def chains(cases: Iterable[Case], longest: int = CHAIN_MAX) -> list[list[Case]]:
-    """In their order, as few as can be. Who was frozen finds his query at its end: he is last."""
-    made: list[list[Case]] = []
+def chains(cases: Iterable[Case], max_length: int = CHAIN_MAX) -> list[list[Case]]:
+    """Split the cases into as few chains as possible, in order.
+
+    A freeze ends its chain, because another driver completes the query meanwhile.
+    """
+    result: list[list[Case]] = []
     for case in cases:
-        last = made[-1] if made else []
-        is_full = len(last) == longest or (last and last[-1].victim == "freeze")
+        last = result[-1] if result else []
+        is_full = len(last) == max_length or (last and last[-1].victim == "freeze")
         if not last or is_full or last[-1].master != case.master:
-            made.append([])
-        made[-1].append(case)
-    return made
+            result.append([])
+        result[-1].append(case)
+    return result
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one try of a run."""
+    """The outcome of one attempt of a run."""
 
     case: Case
-    fired: bool  # somebody was killed there, and it was seen
+    fired: bool  # the victim was killed at the point, and its end was observed
     lost: int
     doubled: int
-    torn: int  # times that somebody looked and saw a part of the epoch
-    said: str  # of the chain: what the driver said in the end
+    torn: int  # how often only a part of the epoch was visible
+    query_result: str  # of the whole chain: "done" or "failed: reason"
 
     @property
-    def did_harm(self) -> bool:
-        return bool(self.lost or self.doubled or self.torn) or not self.ended_well
+    def is_failure(self) -> bool:
+        return bool(self.lost or self.doubled or self.torn) or not self.is_query_complete
 
     @property
-    def ended_well(self) -> bool:
-        """Nothing else may have failed in the end than a driver that was frozen."""
-        return self.said == "done" or is_taken_over(self.said)
+    def is_query_complete(self) -> bool:
+        """Return whether the query is complete, or its driver was frozen and replaced."""
+        return self.query_result == "done" or is_taken_over(self.query_result)
 
 
 def failures(cases: Iterable[Case], outcomes: Sequence[Outcome]) -> list[str]:
-    """What is wrong: harm in any try, or a point that was not killed at as often as was wanted."""
-    wrong = [f"{one.case}: {one}" for one in outcomes if one.did_harm]
-    fired = Counter(one.case for one in outcomes if one.fired)
+    """Return a text for every failed attempt, and for every case that fired too rarely."""
+    failed = [f"{outcome.case}: {outcome}" for outcome in outcomes if outcome.is_failure]
+    fired = Counter(outcome.case for outcome in outcomes if outcome.fired)
     missing = Counter(cases) - fired
-    return [*wrong, *(f"{case}: {count} times not reached" for case, count in missing.items())]
+    return [*failed, *(f"{case}: {count} times not reached" for case, count in missing.items())]
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """A line for each point. Tries without a kill are in it too; no try is left out."""
-    rows: dict[Case, list[Outcome]] = {}
+    """Return a table with a line for each case. It includes attempts without a kill."""
+    outcomes_by_case: dict[Case, list[Outcome]] = {}
     for outcome in outcomes:
-        rows.setdefault(outcome.case, []).append(outcome)
-    head = "killed     at                 fired tries  lost doubled  torn  remarks"
-    lines = [head, *(_line(case, all_of) for case, all_of in sorted(rows.items()))]
-    everything = [one for all_of in rows.values() for one in all_of]
+        outcomes_by_case.setdefault(outcome.case, []).append(outcome)
+    lines = ["killed     at                 fired tries  lost doubled  torn  remarks"]
+    lines += [_line(case, group) for case, group in sorted(outcomes_by_case.items())]
+    everything = [outcome for group in outcomes_by_case.values() for outcome in group]
     return "\n".join([*lines, _numbers("all", "", everything)])
 
 
 def _line(case: Case, outcomes: Sequence[Outcome]) -> str:
-    remarks = sorted({one.said[:300] for one in outcomes if not one.ended_well})
+    remarks = sorted(
+        {outcome.query_result[:300] for outcome in outcomes if not outcome.is_query_complete}
+    )
     return f"{_numbers(case.victim, case.point, outcomes)}  {'; '.join(remarks)}".rstrip()
 
 
 def _numbers(first: str, second: str, outcomes: Sequence[Outcome]) -> str:
-    fired, lost, doubled, torn = (
-        sum(getattr(one, name) for one in outcomes) for name in ("fired", "lost", "doubled", "torn")
-    )
+    fired = sum(outcome.fired for outcome in outcomes)
+    lost = sum(outcome.lost for outcome in outcomes)
+    doubled = sum(outcome.doubled for outcome in outcomes)
+    torn = sum(outcome.torn for outcome in outcomes)
     return f"{first:10} {second:18} {fired:5} {len(outcomes):5} {lost:5} {doubled:7} {torn:5}"

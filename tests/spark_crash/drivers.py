@@ -1,4 +1,4 @@
-"""Drivers as processes. Where one is going to be killed, the next is started in time."""
+"""Start and end Spark drivers. A spare driver is started in advance if one will be killed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.spark_crash.cases import LOCAL
 from tests.spark_crash.points import DIRECTORY
 from tests.support.spark_session import environment
 
-WAIT_S: Final = 600.0  # a driver needs ten seconds, on a busy machine minutes
+START_TIMEOUT_S: Final = 600.0  # a start takes ten seconds, on a busy machine minutes
 
 
-class Job:
-    """One driver, which takes its time to get up: `tell` waits for that."""
+class Driver:
+    """A driver process, which runs `job.py`. `run` waits until it has started."""
 
     def __init__(self, master: str, directory: Path) -> None:
         self.master = master
         self._errors = directory / "job.err"
-        self._jvm = 0  # until it has said that it is up
+        self._jvm_pid = 0  # known once the driver has started
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark_crash.job", master],
@@ -38,37 +38,38 @@ class Job:
                 env={**os.environ, **_environment(master, directory)},
                 cwd=directory,
             )
-        self._said = b""
+        self._buffer = b""
 
-    def tell(self, wanted: dict[str, object]) -> None:
-        if not self._jvm:
-            said = self.hear(WAIT_S)
-            assert said, f"{said}\n{self._errors.read_text()[-3000:]}"
-            self._jvm = json.loads(said)["jvm"]
+    def run(self, query: dict[str, object]) -> None:
+        """Start a query; `read_line` returns its result."""
+        if not self._jvm_pid:
+            line = self.read_line(START_TIMEOUT_S)
+            assert line, f"{line}\n{self._errors.read_text()[-3000:]}"
+            self._jvm_pid = json.loads(line)["jvm"]
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
+        self._process.stdin.write(json.dumps(query).encode() + b"\n")
         self._process.stdin.flush()
 
-    def hear(self, wait_s: float) -> str | None:
-        """Its next line; "" if it has died, None if it said nothing in this time."""
+    def read_line(self, timeout_s: float) -> str | None:
+        """Return the next line of output: "" if the process has ended, None after a timeout."""
         assert self._process.stdout is not None
-        deadline_s = time.monotonic() + wait_s
-        while b"\n" not in self._said:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            if not select.select([self._process.stdout], [], [], left_s)[0]:
+        deadline_s = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            remaining_s = max(0.0, deadline_s - time.monotonic())
+            if not select.select([self._process.stdout], [], [], remaining_s)[0]:
                 return None
             chunk = os.read(self._process.stdout.fileno(), 4096)
             if not chunk:
                 return ""
-            self._said += chunk
-        line, _, self._said = self._said.partition(b"\n")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line.decode()
 
-    def end(self) -> None:
-        """It is not asked nicely: a JVM that outlives its Python would go on starting executors."""
-        if self._jvm:
+    def kill(self) -> None:
+        """Kill JVM and Python. A JVM that outlives its Python would keep starting executors."""
+        if self._jvm_pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._jvm, signal.SIGKILL)
+                os.kill(self._jvm_pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -78,13 +79,15 @@ class Job:
 
 
 def _environment(master: str, directory: Path) -> dict[str, str]:
-    made = {**environment(), DIRECTORY: str(directory)}
-    made["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent / 'preload'}"
-    return made if master == LOCAL else {**made, "SPARK_HOME": str(_home(directory))}
+    variables = {**environment(), DIRECTORY: str(directory)}
+    variables["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent / 'preload'}"
+    if master != LOCAL:
+        variables["SPARK_HOME"] = str(_spark_home(directory))
+    return variables
 
 
-def _home(directory: Path) -> Path:
-    """PySpark as it is, but for `work`: there a local cluster keeps the files of its executors."""
+def _spark_home(directory: Path) -> Path:
+    """Return a copy of PySpark by links, but with its own `work`, where executors write files."""
     home = directory / "spark"
     if not home.exists():
         home.mkdir()
@@ -95,42 +98,42 @@ def _home(directory: Path) -> Path:
 
 
 class Drivers:
-    """The one at work, and perhaps one to take its place."""
+    """The current driver, and a spare one that can replace it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._job: Job | None = None
-        self._spare: Job | None = None
-        self.started = 0
+        self._current: Driver | None = None
+        self._spare: Driver | None = None
+        self.start_count = 0
 
-    def take(self, master: str, others_to_come: int) -> Job:
-        """The one at work, for this master. With others to come a spare is started meanwhile."""
-        if self._job is not None and self._job.master != master:
-            self.end()
-        if self._job is None:
-            self._job, self._spare = self._spare or self._start(master), None
-        if self._spare is None and others_to_come:
+    def current(self, master: str, *, needs_spare: bool) -> Driver:
+        """Return the current driver of this master, and start a spare one if it is needed."""
+        if self._current is not None and self._current.master != master:
+            self.kill_all()
+        if self._current is None:
+            self._current, self._spare = self._spare or self._start(master), None
+        if self._spare is None and needs_spare:
             self._spare = self._start(master)
-        return self._job
+        return self._current
 
-    def second(self) -> Job:
-        """One beside the one at work; he stays as the spare."""
+    def second(self) -> Driver:
+        """Return a driver besides the current one, which remains the spare driver."""
         if self._spare is None:
             self._spare = self._start(LOCAL)
         return self._spare
 
-    def bury(self) -> None:
-        """The one at work was killed."""
-        if self._job is not None:
-            self._job.end()
-            self._job = None
+    def discard_current(self) -> None:
+        """Clean up after the current driver, which was killed."""
+        if self._current is not None:
+            self._current.kill()
+            self._current = None
 
-    def end(self) -> None:
-        for job in (self._job, self._spare):
-            if job is not None:
-                job.end()
-        self._job = self._spare = None
+    def kill_all(self) -> None:
+        for driver in (self._current, self._spare):
+            if driver is not None:
+                driver.kill()
+        self._current = self._spare = None
 
-    def _start(self, master: str) -> Job:
-        self.started += 1
-        return Job(master, self._directory)
+    def _start(self, master: str) -> Driver:
+        self.start_count += 1
+        return Driver(master, self._directory)

@@ -1,12 +1,13 @@
-"""A Spark driver that runs one query after the other, as it is told on its standard input.
+"""A Spark driver that runs queries from its standard input, one after the other.
 
-{"jvm": …}                                                             it is up: the id of its JVM
-{"servers": …, "topic": …, "checkpoint": …, "count": …, "step": …}     one line each
-{"end": "done" | "failed: why", "starts": …, "slow": …}                the answer
+{"jvm": …}                                                            output: process id of its JVM
+{"servers": …, "topic": …, "checkpoint": …, "count": …, "step": …}    input: a query
+{"result": "done" | "failed: reason", "starts": …, "slow": …}         output: its result
 
-`starts`: how often the query was started in this process. `slow`: how often of these Spark gave up
-on a Python process that was not up in ten seconds, for which it has no setting. Nothing was written
-then and nobody was killed: the query is started again, and that counts as no failure.
+`starts` is how often the query was started in this process. `slow` is how often Spark gave up
+because a Python process did not start in ten seconds, which is not configurable. In this case
+nothing was written and no process was killed, so the query is started again, and this is not a
+failure.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.spark import local_session
-from tests.spark_crash.points import DIRECTORY, DRIVER_PIDS, note_pids
+from tests.spark_crash.points import DIRECTORY, DRIVER_PIDS, write_pids
 from tests.spark_crash.source import CrashDataSource
 from tests.support.spark_session import SETTINGS, SLOW_START
 
-JAVA_OPTIONS = "ESCROW_CRASH_JAVA"  # like -XX:SharedArchiveFile=… -Xlog:disable
-_QUICKLY = SETTINGS["spark.driver.extraJavaOptions"]
-TRIES = 20  # a query fails once for each kill
-SLOW_STARTS = 40
+JAVA_OPTIONS = "ESCROW_CRASH_JAVA"  # for example -XX:SharedArchiveFile=… -Xlog:disable
+_FAST_START = SETTINGS["spark.driver.extraJavaOptions"]
+FAILURES_MAX = 20  # a query fails once for each kill
+SLOW_STARTS_MAX = 40
 
 
 def main() -> None:
@@ -37,8 +38,8 @@ def main() -> None:
             "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
             f"spark.executorEnv.{DIRECTORY}": os.environ[DIRECTORY],
             "spark.executor.memory": "512m",
-            "spark.driver.extraJavaOptions": f"{_QUICKLY} {os.environ.get(JAVA_OPTIONS, '')}",
-            "spark.executor.extraJavaOptions": _QUICKLY,
+            "spark.driver.extraJavaOptions": f"{_FAST_START} {os.environ.get(JAVA_OPTIONS, '')}",
+            "spark.executor.extraJavaOptions": _FAST_START,
             "spark.sql.streaming.stopTimeout": "60s",
         },
     )
@@ -46,43 +47,43 @@ def main() -> None:
     # PySpark has no public name for its JVM.
     jvm: Any = spark.sparkContext._jvm
     pids = (os.getpid(), jvm.java.lang.ProcessHandle.current().pid())
-    say(json.dumps({"jvm": pids[1]}))
+    print_line(json.dumps({"jvm": pids[1]}))
     for line in sys.stdin:
-        note_pids(Path(os.environ[DIRECTORY]) / DRIVER_PIDS, *pids)
-        say(json.dumps(run(spark, json.loads(line))))
+        write_pids(Path(os.environ[DIRECTORY]) / DRIVER_PIDS, *pids)
+        print_line(json.dumps(run(spark, json.loads(line))))
 
 
-def run(spark: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Until it has come to its end; a query that failed is started again, as a person would."""
-    why, failures, slow = "", 0, 0
-    while failures < TRIES and slow < SLOW_STARTS:
-        rows = spark.readStream.format("crash").option("count", wanted["count"])
-        rows = rows.option("step", wanted["step"]).load()
-        sink = rows.writeStream.format("crash").option("servers", wanted["servers"])
-        sink = sink.option("topic", wanted["topic"]).option("batchBytes", 2000)
+def run(spark: Any, query: dict[str, Any]) -> dict[str, Any]:
+    """Run a query until it is complete. Starts it again after a failure, as an operator would."""
+    reason, failures, slow = "", 0, 0
+    while failures < FAILURES_MAX and slow < SLOW_STARTS_MAX:
+        rows = spark.readStream.format("crash").option("count", query["count"])
+        rows = rows.option("step", query["step"]).load()
+        sink = rows.writeStream.format("crash").option("servers", query["servers"])
+        sink = sink.option("topic", query["topic"]).option("batchBytes", 2000)
         sink = sink.option("guarantee", "exactly-once").option("timeout", 60)
-        query = sink.option("checkpointLocation", wanted["checkpoint"]).trigger(availableNow=True)
+        sink = sink.option("checkpointLocation", query["checkpoint"]).trigger(availableNow=True)
         try:
-            query.start().awaitTermination()
-        except Exception as error:  # whatever it was, a driver tells, and goes on
-            why = str(error).replace("\n", " ")
-            if is_taken_over(why):
+            sink.start().awaitTermination()
+        except Exception as error:  # any failure is reported, and the query started again
+            reason = str(error).replace("\n", " ")
+            if is_taken_over(reason):
                 break
-            if SLOW_START in why:
+            if SLOW_START in reason:
                 slow += 1
             else:
                 failures += 1
         else:
-            return {"end": "done", "starts": 1 + failures + slow, "slow": slow}
-    return {"end": f"failed: {why}", "starts": failures + slow, "slow": slow}
+            return {"result": "done", "starts": 1 + failures + slow, "slow": slow}
+    return {"result": f"failed: {reason}", "starts": failures + slow, "slow": slow}
 
 
-def is_taken_over(why: str) -> bool:
-    """Another driver has the checkpoint: Spark or the sink has noticed."""
-    return "WriterFenced" in why or "CONCURRENT" in why
+def is_taken_over(reason: str) -> bool:
+    """Return whether a query failed because another driver uses its checkpoint."""
+    return "WriterFenced" in reason or "CONCURRENT" in reason
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

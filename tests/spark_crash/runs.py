@@ -1,4 +1,4 @@
-"""Runs: a broker, a driver, whoever dies is brought back, and rows are counted in the end."""
+"""Run the cases: start broker and driver, restart what is killed, and count the rows at the end."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from types import TracebackType
 from typing import Final
 
 from tests.spark_crash.cases import Case, Outcome
-from tests.spark_crash.drivers import WAIT_S, Drivers
+from tests.spark_crash.drivers import START_TIMEOUT_S, Drivers
 from tests.spark_crash.points import (
     BROKER_PID,
     FROZEN,
     THAWED,
     armed_file,
     fired_file,
-    note_pids,
+    write_pids,
 )
 from tests.support.brokers import Served
 
 STEP: Final = 200  # rows in an epoch
-RUN_S: Final = 120.0  # of a chain, for each of its runs
+RUN_TIMEOUT_S: Final = 120.0  # for each run of a chain
 QUEUES: Final = 4
-TRIES: Final = 3
+ATTEMPTS_MAX: Final = 3
 NEEDS_ANOTHER_DRIVER: Final = ("driver", "freeze")
 
 
 @dataclass
-class Watched:
-    """What was seen of a chain while it ran."""
+class Observations:
+    """What was observed while a chain ran."""
 
-    said: str = ""
-    deaths: Counter[str] = field(default_factory=Counter)  # by victim
+    query_result: str = ""
+    ends: Counter[str] = field(default_factory=Counter)  # ended processes by victim
     torn: Counter[int] = field(default_factory=Counter)  # by epoch
 
 
-class Field:
-    """A broker, and a driver for the master that is wanted."""
+class CrashHarness:
+    """A broker, and drivers for the master of each case."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -50,11 +50,11 @@ class Field:
         self._shared.mkdir()
         self.drivers = Drivers(self._shared)
         self._numbers = itertools.count()
-        self.counted: Counter[str] = Counter()
+        self.query_starts: Counter[str] = Counter()  # "all", and "slow" for those that failed
 
-    def __enter__(self) -> Field:
+    def __enter__(self) -> CrashHarness:
         self._served.start()
-        note_pids(self._shared / BROKER_PID, self._served.pid)
+        write_pids(self._shared / BROKER_PID, self._served.pid)
         return self
 
     def __exit__(
@@ -63,17 +63,19 @@ class Field:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.drivers.end()
+        self.drivers.kill_all()
         if self._served.is_alive:
             self._served.kill()
 
     def run(self, chain: Sequence[Case]) -> list[Outcome]:
-        """Whoever was not killed gets another chance: a busy machine may fail Spark before it gets
-        there. Every try is in the answer."""
+        """Run a chain, and again those cases whose victim was not killed.
+
+        On a busy machine Spark may fail before it reaches a point. Returns every attempt.
+        """
         outcomes: list[Outcome] = []
-        for _ in range(TRIES):
+        for _ in range(ATTEMPTS_MAX):
             outcomes += self._run(chain)
-            chain = [one.case for one in outcomes[-len(chain) :] if not one.fired]
+            chain = [outcome.case for outcome in outcomes[-len(chain) :] if not outcome.fired]
             if not chain:
                 break
         return outcomes
@@ -85,85 +87,93 @@ class Field:
             client.create_topic(topic, queues=QUEUES)
         _arm(self._shared, chain)
         count = (len(chain) + 2) * STEP
-        wanted: dict[str, object] = {
+        query: dict[str, object] = {
             "servers": self._served.namesrv_address,
             "topic": topic,
             "checkpoint": str(self._directory / f"checkpoint-{number}"),
             "count": count,
             "step": STEP,
         }
-        seen = self._watch(chain, wanted, WAIT_S + RUN_S * len(chain))
+        observations = self._observe(chain, query, START_TIMEOUT_S + RUN_TIMEOUT_S * len(chain))
         fired = [fired_file(self._shared, epoch).exists() for epoch, _ in enumerate(chain, start=1)]
         _arm(self._shared, ())
-        found = Counter(int(row) for row in self._rows(topic))
+        stored = Counter(int(row) for row in self._rows(topic))
         expected = Counter(range(count))
-        lost = Counter(row // STEP for row in (expected - found).elements())
-        doubled = Counter(row // STEP for row in (found - expected).elements())
-        return outcomes_of(chain, fired, lost, doubled, seen)
+        lost = Counter(row // STEP for row in (expected - stored).elements())
+        doubled = Counter(row // STEP for row in (stored - expected).elements())
+        return outcomes_of(chain, fired, lost, doubled, observations)
 
-    def _watch(self, chain: Sequence[Case], wanted: dict[str, object], wait_s: float) -> Watched:
-        """Tell the driver, and bring back whoever dies, until it says how it ended."""
-        seen = Watched()
-        drivers_to_come = sum(case.victim in NEEDS_ANOTHER_DRIVER for case in chain)
-        job = self.drivers.take(chain[0].master, drivers_to_come)
-        job.tell(wanted)
-        deadline_s = time.monotonic() + wait_s
+    def _observe(
+        self, chain: Sequence[Case], query: dict[str, object], timeout_s: float
+    ) -> Observations:
+        """Run the query, and restart every process that ends, until the query is complete."""
+        observations = Observations()
+        remaining_drivers = sum(case.victim in NEEDS_ANOTHER_DRIVER for case in chain)
+        driver = self.drivers.current(chain[0].master, needs_spare=remaining_drivers > 0)
+        driver.run(query)
+        deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
-            answer = job.hear(0.05)
-            if answer == "":
-                seen.deaths["driver"] += 1
-                self.drivers.bury()
-                drivers_to_come -= 1
-                job = self.drivers.take(chain[0].master, drivers_to_come)
-                job.tell(wanted)
-            elif answer is not None:
-                told = json.loads(answer)
-                seen.said = told["end"]
-                self.counted.update(starts=told["starts"], slow=told["slow"])
-                return seen
+            line = driver.read_line(0.05)
+            if line == "":
+                observations.ends["driver"] += 1
+                self.drivers.discard_current()
+                remaining_drivers -= 1
+                driver = self.drivers.current(chain[0].master, needs_spare=remaining_drivers > 0)
+                driver.run(query)
+            elif line is not None:
+                report = json.loads(line)
+                observations.query_result = report["result"]
+                self.query_starts.update(all=report["starts"], slow=report["slow"])
+                return observations
             if _is_frozen(self._shared):
-                self._take_over(wanted)
-                seen.deaths["freeze"] += 1
+                self._complete_with_second_driver(query)
+                observations.ends["freeze"] += 1
             if not self._served.is_alive:
                 self._restart_broker()
-                seen.deaths["broker"] += 1
-            self._look(str(wanted["topic"]), seen)
-        self.drivers.end()  # whatever it is at, the next run is not to wait for it
-        seen.said = f"no end in {wait_s:.0f} s"
-        return seen
+                observations.ends["broker"] += 1
+            self._look_for_torn_epoch(str(query["topic"]), observations)
+        self.drivers.kill_all()  # the next run must not wait for this query
+        observations.query_result = f"not complete after {timeout_s:.0f} s"
+        return observations
 
-    def _take_over(self, wanted: dict[str, object]) -> None:
-        """Another driver on the same checkpoint; then the first wakes up, and must not harm."""
+    def _complete_with_second_driver(self, query: dict[str, object]) -> None:
+        """Run the query with another driver on the same checkpoint, then wake the frozen one.
+
+        The frozen driver must not write anything more.
+        """
         try:
             second = self.drivers.second()
-            second.tell(wanted)
-            answer = second.hear(WAIT_S)
-            assert answer, "the second driver died"
-            assert json.loads(answer)["end"] == "done", answer
+            second.run(query)
+            line = second.read_line(START_TIMEOUT_S)
+            assert line, "the second driver has ended"
+            assert json.loads(line)["result"] == "done", line
         finally:
             (self._shared / THAWED).touch()
 
     def _restart_broker(self) -> None:
         self._served.bury()
         self._served.start()
-        note_pids(self._shared / BROKER_PID, self._served.pid)
+        write_pids(self._shared / BROKER_PID, self._served.pid)
 
     def _rows(self, topic: str) -> Iterable[str]:
         with self._served.client() as client:
             for queue_id in range(QUEUES):
                 yield from (record.body.decode() for record in client.pull_all(topic, queue_id))
 
-    def _look(self, topic: str, seen: Watched) -> None:
-        """Whether the topic ends inside an epoch: all queues are asked in one go, so look twice."""
+    def _look_for_torn_epoch(self, topic: str, observations: Observations) -> None:
+        """Observe whether the topic ends within an epoch.
+
+        The queues are queried one after the other, so the offsets count only if they stay the same.
+        """
         try:
             with self._served.client() as client:
                 before = [client.max_offset(topic, queue) for queue in range(QUEUES)]
                 after = [client.max_offset(topic, queue) for queue in range(QUEUES)]
         except OSError:
-            return  # it is being killed
-        epoch, part = divmod(sum(before), STEP)
-        if before == after and part:
-            seen.torn[epoch] += 1
+            return  # the broker was just killed
+        epoch, rows_of_part = divmod(sum(before), STEP)
+        if before == after and rows_of_part:
+            observations.torn[epoch] += 1
 
 
 def _is_frozen(directory: Path) -> bool:
@@ -175,32 +185,36 @@ def outcomes_of(
     fired: Sequence[bool],
     lost: Counter[int],
     doubled: Counter[int],
-    seen: Watched,
+    observations: Observations,
 ) -> list[Outcome]:
-    """The first and the last epoch are on the account of the first run and of the last."""
+    """Return the outcome of each case of a chain.
+
+    The first and the last epoch, which have no case, count for the first and the last case.
+    """
     last = len(chain)
-    for counts in (lost, doubled, seen.torn):
+    for counts in (lost, doubled, observations.torn):
         counts[1] += counts.pop(0, 0)
         counts[last] += sum(counts.pop(epoch) for epoch in list(counts) if epoch > last)
-    said = Counter(case.victim for case, was in zip(chain, fired, strict=True) if was)
-    unseen = {
+    kills = Counter(case.victim for case, has_fired in zip(chain, fired, strict=True) if has_fired)
+    # If fewer processes ended than were killed, none of these cases counts as fired.
+    uncertain_victims = {
         victim
         for victim in ("driver", "broker", "freeze")
-        if seen.deaths[victim] != said[victim]  # a shot that missed proves nothing
+        if observations.ends[victim] != kills[victim]
     }
     return [
         Outcome(
             case,
-            was and case.victim not in unseen,
-            *(lost[epoch], doubled[epoch], seen.torn[epoch]),
-            seen.said,
+            has_fired and case.victim not in uncertain_victims,
+            *(lost[epoch], doubled[epoch], observations.torn[epoch]),
+            observations.query_result,
         )
-        for epoch, (case, was) in enumerate(zip(chain, fired, strict=True), start=1)
+        for epoch, (case, has_fired) in enumerate(zip(chain, fired, strict=True), start=1)
     ]
 
 
 def _arm(directory: Path, chain: Sequence[Case]) -> None:
-    """One for each epoch but the first; whatever was there before goes."""
+    """Arm one case for each epoch except the first, and delete the files of earlier runs."""
     for old in (*directory.glob("armed-*"), *directory.glob("fired-*")):
         old.unlink(missing_ok=True)
     for name in (FROZEN, THAWED):

@@ -1,4 +1,4 @@
-"""The data source of a run: a stream of numbers that can be read again, and the sink with hooks."""
+"""The data source of a run: a repeatable stream of numbers, and our sink with hooks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from tests.spark_crash import points
 points.install()
 
 
-class Span(InputPartition):
+class NumberRange(InputPartition):
+    """The numbers from `begin` up to, but without, `end`."""
+
     def __init__(self, begin: int, end: int, epoch: int) -> None:
         super().__init__(None)
         self.begin, self.end, self.epoch = begin, end, epoch
 
 
 class Numbers(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """From 0 up to `count`, `step` in an epoch, in two partitions."""
+    """Numbers from 0 up to `count`, with `step` numbers per epoch in two partitions."""
 
     def __init__(self, count: int, step: int) -> None:
         self._count, self._step = count, step
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        return {"at": 0}
+        return {"next": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         pass
@@ -44,17 +46,17 @@ class Numbers(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._step)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        points.reach("read-offsets", start["at"] // self._step)
-        return {"at": min(start["at"] + self._step, self._count)}
+        points.reach("read-offsets", start["next"] // self._step)
+        return {"next": min(start["next"] + self._step, self._count)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        begin, middle, last = start["at"], (start["at"] + end["at"]) // 2, end["at"]
+        begin, middle, last = start["next"], (start["next"] + end["next"]) // 2, end["next"]
         epoch = begin // self._step
         points.reach("read-plan", epoch)
-        return [Span(begin, middle, epoch), Span(middle, last, epoch)]
+        return [NumberRange(begin, middle, epoch), NumberRange(middle, last, epoch)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
-        assert isinstance(partition, Span)
+        assert isinstance(partition, NumberRange)
         for number in range(partition.begin, partition.end):
             if number == partition.begin + 10:
                 points.reach("read-task", partition.epoch)
@@ -62,6 +64,8 @@ class Numbers(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class CrashDataSource(EscrowSource):
+    """The source of numbers, and the sink of EscrowMQ."""
+
     @classmethod
     def name(cls) -> str:
         return "crash"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.brokers import Served
 
 NO_PERMISSION = 16
@@ -52,7 +52,7 @@ def broker_with_acl(
     return Served(directory, conf={**access, **(conf or {})}, **options)
 
 
-def assert_refused(answer: Answer) -> None:
+def assert_refused(answer: Response) -> None:
     assert answer.code == NO_PERMISSION, answer
     for secret in SECRETS:
         assert secret not in answer.remark

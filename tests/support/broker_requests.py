@@ -22,7 +22,7 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.remoting.requests import Body, Request, RequestHead
 from escrowmq.store.store import MessageStore
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.stores import HOST
 
 VERSION = 401
@@ -43,7 +43,7 @@ class FakeChannel:
         self.peer_host = encode_host(address, int(port)) if address else HOST
         self.is_open = True
         self.oneway_requests: list[tuple[int, Header, bytes]] = []
-        self._answers: list[Answer] = []
+        self._answers: list[Response] = []
 
     def respond(
         self,
@@ -59,7 +59,7 @@ class FakeChannel:
         if len(body) > FRAME_LENGTH_MAX:
             raise LocalProtocolError("a frame cannot hold the response")
         fields = {} if header is None else encode_header(header)
-        self._answers.append(Answer(code, remark, fields, bytes(body)))
+        self._answers.append(Response(code, remark, fields, bytes(body)))
 
     def respond_send(
         self,
@@ -97,6 +97,8 @@ class FakeChannel:
         next_offset: int,
         min_offset: int,
         max_offset: int,
+        topic_sys_flag: int = 0,
+        group_sys_flag: int = 0,
         code: int = ResponseCode.SUCCESS,
         remark: str = "",
         slices: Sequence[Body] = (),
@@ -106,6 +108,8 @@ class FakeChannel:
             next_begin_offset=next_offset,
             min_offset=min_offset,
             max_offset=max_offset,
+            topic_sys_flag=topic_sys_flag,
+            group_sys_flag=group_sys_flag,
         )
         self.respond(request, header, code=code, remark=remark, body=b"".join(slices))
 
@@ -114,14 +118,28 @@ class FakeChannel:
             self.oneway_requests.append((code, fields, bytes(body)))
         return self.is_open
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Response]:
         """Return the responses since the last call."""
         answers, self._answers = self._answers, []
         return answers
 
-    def answer(self) -> Answer:
+    def answer(self) -> Response:
         [answer] = self.answers()
         return answer
+
+
+class AskedChannel(FakeChannel):
+    """A client that receives requests; the test calls back with the response."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[tuple[int, Header, bytes, Any]] = []
+
+    def call(
+        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
+    ) -> bool:
+        self.asked.append((code, fields, bytes(body), on_response))
+        return self.is_open
 
 
 def ask(

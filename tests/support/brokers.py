@@ -23,7 +23,7 @@ from typing import Final
 
 from escrowmq.config import StoreConfig
 from escrowmq.store.check import CheckReport
-from tests.interop.remoting import RESPONSE, Answer, Client
+from tests.interop.remoting import RESPONSE, Client, Response
 from tests.support.ports import free_ports
 from tests.support.stores import assert_clean
 
@@ -79,12 +79,12 @@ def begin_pull(
     client.max_offset(topic, queue_id)  # lines are read in order
 
 
-def next_answer(client: Client) -> Answer:
+def next_answer(client: Client) -> Response:
     """The next answer to something that was begun."""
     while True:
-        header, body = client.unasked.pop(0) if client.unasked else client.receive_frame()
+        header, body = client.next_frame()
         if header["flag"] & RESPONSE:
-            return Answer(
+            return Response(
                 header["code"], header.get("remark") or "", header.get("extFields") or {}, body
             )
 

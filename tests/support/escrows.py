@@ -51,7 +51,7 @@ from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_send, ask
 from tests.support.stores import HOST, NOW_MS
 
@@ -220,14 +220,14 @@ class EscrowBench:
             self.flush()
         return position_of(channel.answer())
 
-    def end(self, position: tuple[int, int], verdict: int, **changes: Any) -> Answer:
+    def end(self, position: tuple[int, int], verdict: int, **changes: Any) -> Response:
         channel = changes.pop("channel", None) or self.channel
         self.turn(an_end(position, verdict, **changes), channel=channel)
         if self.sync:
             self.flush()
         return channel.answer()
 
-    def request(self, request: Request[Any], channel: FakeChannel | None = None) -> Answer:
+    def request(self, request: Request[Any], channel: FakeChannel | None = None) -> Response:
         self.turn(request, channel=channel)
         if self.sync:
             self.flush()
@@ -354,7 +354,7 @@ def an_unregistration(channel: FakeChannel, group: str) -> Request[Any]:
     return ask(RequestCode.UNREGISTER_CLIENT, fields)
 
 
-def position_of(answer: Answer) -> HalfPosition:
+def position_of(answer: Response) -> HalfPosition:
     assert answer.code == 0, answer.remark
     _, log_offset = decode_offset_id(answer.ext_fields["msgId"])
     return HalfPosition(int(answer.ext_fields["queueOffset"]), log_offset)
@@ -375,7 +375,7 @@ def append_final_without_op(bench: EscrowBench, half: Half) -> None:
     bench.store.append([final], now_ms=NOW_MS)
 
 
-def writer_state(answer: Answer) -> WriterState:
+def writer_state(answer: Response) -> WriterState:
     assert answer.code == 0, answer.remark
     return decode_body(WriterState, answer.body)
 

@@ -56,6 +56,7 @@ LEDGER: Final = pa.schema(
         ("decided_at", MOMENT),
         ("decided_by", pa.string()),
         ("decision_ms", pa.int64()),
+        ("reason", pa.string()),
         ("finals", pa.list_(FINAL)),
         ("visible_ms", pa.int64()),
         ("day", pa.date32()),
@@ -199,6 +200,7 @@ def ledger_row(transaction_id: str, at_ms: int, **changes: Any) -> dict[str, Any
         "decided_at": _moment(at_ms + 5),
         "decided_by": "producer",
         "decision_ms": 5,
+        "reason": None,
         "finals": [
             {"topic": "transfers", "broker": "broker-a", "queue_id": 0, "queue_offset": 0},
         ],
@@ -325,6 +327,7 @@ class Life:
             "decided_at": _moment(self.at_ms + self.latency_ms) if decided else None,
             "decided_by": ("check" if self.checks else "producer") if decided else None,
             "decision_ms": self.latency_ms if decided else None,
+            "reason": None,
             "finals": [
                 {"topic": topic, "broker": self.broker, "queue_id": 0, "queue_offset": offset}
                 for _, topic, offset in sorted(self.finals(), key=lambda one: one[1:])

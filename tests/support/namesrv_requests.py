@@ -14,10 +14,11 @@ from escrowmq.namesrv.registration import (
     BrokerDescription,
     RegistrationRequest,
     registration_request,
+    unregistration_request,
 )
 from escrowmq.remoting import responses
-from escrowmq.remoting.bodies import decode_body
-from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, VERSION
+from escrowmq.remoting.bodies import decode_body, encode_body
+from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, VERSION, RequestCode
 from escrowmq.remoting.command import Command, decode_command, encode_command
 from escrowmq.remoting.connection import Connection, InvalidRequest
 from escrowmq.remoting.frame import Frame, FrameDecoder, encode_frame
@@ -47,6 +48,12 @@ def topic(name: str, queues: int = 4, *, perm: int = 6, flag: int = 0) -> TopicC
 
 def version(counter: int = 1, *, state: int = 0) -> DataVersion:
     return DataVersion(state_version=state, timestamp=NOW, counter=counter)
+
+
+def data_version_request(broker: BrokerDescription, version: DataVersion) -> RegistrationRequest:
+    """Ask whether a registration is necessary, as RocketMQ's brokers do."""
+    fields = unregistration_request(broker).fields
+    return RegistrationRequest(RequestCode.QUERY_DATA_VERSION, fields, encode_body(version))
 
 
 @dataclass(frozen=True)

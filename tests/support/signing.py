@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trustme
 
-from tests.interop.remoting import Client, _text
+from tests.interop.remoting import Client, java_text
 
 
 def signature(secret: str, fields: Mapping[str, str], body: bytes) -> str:
@@ -55,7 +55,7 @@ class SignedClient(Client):
     def send_request(
         self, code: int, ext_fields: Mapping[str, object] | None, body: bytes, *, flag: int
     ) -> int:
-        texts = {name: _text(value) for name, value in (ext_fields or {}).items()}
+        texts = {name: java_text(value) for name, value in (ext_fields or {}).items()}
         return super().send_request(code, self.signed(texts, body), body, flag=flag)
 
     def send_raw(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
@@ -64,7 +64,7 @@ class SignedClient(Client):
 
     def send_binary(self, code: int, fields: Mapping[str, object], body: bytes = b"") -> None:
         """The same with a ROCKETMQ header, signed. Its answer cannot be read here."""
-        signed = self.signed({name: _text(value) for name, value in fields.items()}, body)
+        signed = self.signed({name: java_text(value) for name, value in fields.items()}, body)
         block = b"".join(
             struct.pack(">h", len(name))
             + name.encode()

@@ -6,20 +6,20 @@ import math
 
 import pytest
 
-from escrowmq.metrics import Collector, Counter, Distribution, Family, Gauge, Histogram, Registry
+from escrowmq.metrics import Counter, Distribution, Gauge, Histogram, Registry, Samples
 from tests.support.scraping import parse
 
 
-def text_of(*families: Family, **labels: str) -> str:
+def text_of(*samples: Samples, **labels: str) -> str:
     registry = Registry(labels)
-    registry.add(lambda: families)
+    registry.add(lambda: samples)
     return "".join(registry.lines())
 
 
 def test_a_gauge_and_a_counter_have_a_heading_each() -> None:
     assert text_of(
-        Gauge("lines", "Lines that are open.", [({}, 3)]),
-        Counter("seen_total", "Seen.", [({"topic": "a"}, 1), ({"topic": "b"}, 2.5)]),
+        Gauge("lines", "Lines that are open.").value(3),
+        Counter("seen_total", "Seen.", ("topic",)).samples([(("a",), 1), (("b",), 2.5)]),
     ) == (
         "# HELP lines Lines that are open.\n"
         "# TYPE lines gauge\n"
@@ -33,8 +33,9 @@ def test_a_gauge_and_a_counter_have_a_heading_each() -> None:
 
 def test_labels_of_the_registry_are_on_every_sample() -> None:
     text = text_of(
-        Gauge("a", "A.", [({}, 1), ({"x": "y"}, 2)]),
-        Histogram("h", "H.", [({}, Distribution((1,)))]),
+        Gauge("a", "A.").value(1),
+        Gauge("b", "B.", ("x",)).value(2, "y"),
+        Histogram("h", "H.").value(Distribution((1,))),
         node="n",
     )
     samples = parse(text).samples
@@ -54,13 +55,13 @@ def test_labels_of_the_registry_are_on_every_sample() -> None:
     ],
 )
 def test_labels_are_escaped_and_read_back_the_same(value: str, text: str) -> None:
-    page = text_of(Gauge("a", "A.", [({"label": value, "next": "1"}, 1)]))
+    page = text_of(Gauge("a", "A.", ("label", "next")).value(1, value, "1"))
     assert f'a{{label="{text}",next="1"}} 1\n' in page
     assert parse(page).labels("a") == [{"label": value, "next": "1"}]
 
 
 def test_a_help_text_stays_on_its_line() -> None:
-    text = text_of(Gauge("a", 'One\nand \\ "two".', [({}, 1)]))
+    text = text_of(Gauge("a", 'One\nand \\ "two".').value(1))
     assert text.startswith('# HELP a One\\nand \\\\ "two".\n# TYPE')
 
 
@@ -78,7 +79,7 @@ def test_a_help_text_stays_on_its_line() -> None:
     ],
 )
 def test_numbers_are_written_as_prometheus_reads_them(value: float, text: str) -> None:
-    assert text_of(Gauge("a", "A.", [({}, value)])).splitlines()[-1] == f"a {text}"
+    assert text_of(Gauge("a", "A.").value(value)).splitlines()[-1] == f"a {text}"
 
 
 def test_the_buckets_of_a_histogram_are_cumulative_and_end_with_all() -> None:
@@ -86,7 +87,7 @@ def test_the_buckets_of_a_histogram_are_cumulative_and_end_with_all() -> None:
     for value in (0, 1, 1.1, 2.5, 11, 1000):
         seen.observe(value)
     seen.observe(10, times=3)
-    assert text_of(Histogram("h", "H.", [({"a": "b"}, seen)])).splitlines()[2:] == [
+    assert text_of(Histogram("h", "H.", ("a",)).value(seen, "b")).splitlines()[2:] == [
         'h_bucket{a="b",le="1"} 2',
         'h_bucket{a="b",le="2.5"} 4',
         'h_bucket{a="b",le="10"} 7',
@@ -98,7 +99,7 @@ def test_the_buckets_of_a_histogram_are_cumulative_and_end_with_all() -> None:
 
 
 def test_an_empty_histogram_has_all_its_buckets() -> None:
-    assert text_of(Histogram("h", "H.", [({}, Distribution((1,)))])).splitlines()[2:] == [
+    assert text_of(Histogram("h", "H.").value(Distribution((1,)))).splitlines()[2:] == [
         'h_bucket{le="1"} 0',
         'h_bucket{le="+Inf"} 0',
         "h_sum 0",
@@ -106,35 +107,40 @@ def test_an_empty_histogram_has_all_its_buckets() -> None:
     ]
 
 
-def test_families_of_one_name_are_joined_under_one_heading() -> None:
+def test_samples_of_one_family_are_joined_under_one_heading() -> None:
     registry = Registry()
-    collectors: list[Collector] = [
-        lambda: [Gauge("a", "A.", [({"p": "1"}, 1)]), Gauge("b", "B.", [({}, 0)])],
-        lambda: [Gauge("a", "Another.", [({"p": "2"}, 2)])],
-    ]
-    for collector in collectors:
-        registry.add(collector)
+    a, b = Gauge("a", "A.", ("p",)), Gauge("b", "B.")
+    registry.add(lambda: [a.value(1, "1"), b.value(0)])
+    registry.add(lambda: [a.value(2, "2")])
     assert "".join(registry.lines()).splitlines() == [
         *("# HELP a A.", "# TYPE a gauge", 'a{p="1"} 1', 'a{p="2"} 2'),
         *("# HELP b B.", "# TYPE b gauge", "b 0"),
     ]
 
 
-def test_one_name_for_two_kinds_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="two kinds"):
-        text_of(Gauge("a", "A.", []), Counter("a", "A.", []))
+def test_a_name_that_is_declared_twice_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="metric a is declared twice"):
+        text_of(Gauge("a", "A.").value(1), Counter("a", "A.").value(1))
 
 
 @pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "é", "a\n"])
 def test_a_name_that_prometheus_would_not_read_is_a_mistake(name: str) -> None:
     with pytest.raises(ValueError, match="is not a valid name"):
-        text_of(Gauge(name, "A.", [({}, 1)]))
+        Gauge(name, "A.")
     with pytest.raises(ValueError, match="is not a valid name"):
-        text_of(Gauge("a", "A.", [({name: "x"}, 1)]))
+        Gauge("a", "A.", (name,))
+    with pytest.raises(ValueError, match="is not a valid name"):
+        Registry({name: "x"})
+
+
+@pytest.mark.parametrize("label_values", [(), ("x", "y")])
+def test_a_sample_has_a_value_for_each_label(label_values: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        text_of(Gauge("a", "A.", ("label",)).value(1, *label_values))
 
 
 def test_collectors_are_called_each_time() -> None:
     registry, values = Registry(), iter((1, 2))
-    registry.add(lambda: [Gauge("a", "A.", [({}, next(values))])])
+    registry.add(lambda: [Gauge("a", "A.").value(next(values))])
     assert "".join(registry.lines()).endswith("a 1\n")
     assert "".join(registry.lines()).endswith("a 2\n")

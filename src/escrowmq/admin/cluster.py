@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from escrowmq.client.access import NO_ACCESS, Access
 from escrowmq.client.sync_connection import DEFAULT_TIMEOUT_S, SyncConnection
@@ -32,7 +32,7 @@ from escrowmq.remoting.headers import Header
 from escrowmq.remoting.headers_admin import GetRoute
 
 if TYPE_CHECKING:
-    from escrowmq.client.routes import Route
+    from escrowmq.client.topic_route import Route
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class Cluster:
         self._brokers: list[BrokerAddress] | None = None
         self._connections: dict[str, SyncConnection] = {}
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -106,7 +106,8 @@ class Cluster:
     def brokers(self, *, fresh: bool = False) -> list[BrokerAddress]:
         """Return the masters, sorted by name. The list is cached; `fresh` asks again.
 
-        Raises NotSent if no name server answers, or none knows such a broker.
+        Raises NotSent if no name server answers, or none knows such a broker, and RequestRefused
+        if a name server refuses access.
         """
         if self._brokers is None or fresh:
             self._brokers = self._find_brokers()
@@ -117,13 +118,18 @@ class Cluster:
         return ", ".join(broker.name for broker in self.brokers())
 
     def info(self) -> ClusterInfo:
-        """Return what the first name server says that knows any broker. Raises NotSent."""
+        """Return what the first name server says that knows any broker.
+
+        Raises NotSent if none does, and RequestRefused if a name server refuses access.
+        """
         failures: list[str] = []
         for address in self.servers:
             try:
                 body = self.connection(address).call(RequestCode.GET_BROKER_CLUSTER_INFO).body
                 info = decode_body(ClusterInfo, body)
             except (TransportError, RequestRefused, BrokenBody) as error:
+                if isinstance(error, RequestRefused) and error.code == ResponseCode.NO_PERMISSION:
+                    raise
                 failures.append(error_text(error))
                 continue
             if masters(info):
@@ -138,8 +144,9 @@ class Cluster:
         With `include_replicas`, a broker without a master can be read from a replica. Raises
         NoRoute if there is no such topic.
         """
-        # Imported here because routes.py brings asyncio along, and commands start quickly.
-        from escrowmq.client.routes import parse_route
+        # Imported here because topic_route.py brings the client's message types along, which most
+        # commands do not need, and commands start quickly.
+        from escrowmq.client.topic_route import parse_route
 
         header = GetRoute(topic=topic, accept_standard_json_only=True)
         try:
@@ -155,6 +162,12 @@ class Cluster:
         """Return the names of all topics, sorted, with those of the system."""
         reply = self.call_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_body(TopicList, reply.body).topic_list)
+
+    def server_names(self) -> list[str]:
+        """Return the names of all clusters and brokers. Each of them has a topic of this name."""
+        # RocketMQ's name for this request is misleading: a name server knows no other system topic.
+        reply = self.call_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+        return decode_body(TopicList, reply.body).topic_list
 
     def call_name_server(self, code: int, header: Header | None = None) -> Reply:
         """Call the first name server that answers. Raises RequestRefused, or NotSent if none."""

@@ -12,8 +12,10 @@ import msgspec
 
 from escrowmq.admin.cluster import BrokerAddress, Cluster, error_text
 from escrowmq.client.sync_connection import OutgoingRequest, SyncConnection
-from escrowmq.errors import EscrowError
+from escrowmq.errors import EscrowError, RequestRefused
+from escrowmq.message import names
 from escrowmq.remoting.bodies import (
+    TransactionCursors,
     TransactionEntry,
     TransactionHistory,
     TransactionList,
@@ -24,7 +26,10 @@ from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.headers import (
     Header,
     ListTransactions,
+    QueryConsumerOffset,
+    QueueHeader,
     SettleTransactionResponse,
+    TransactionCursorsHeader,
     TransactionHeader,
     decode_header,
 )
@@ -86,6 +91,35 @@ def transaction_histories(cluster: Cluster, transaction_id: str) -> list[Transac
 
     histories = cluster.ask_all(fetch, ignored_codes=(ResponseCode.QUERY_NOT_FOUND,))
     return [TransactionView(broker, history) for broker, history in histories]
+
+
+def transaction_cursors(cluster: Cluster) -> list[tuple[BrokerAddress, TransactionCursors]]:
+    """Return how far each broker is with its half and op queues.
+
+    Works with RocketMQ brokers too: the cursors are the offsets of the group CID_RMQ_SYS_TRANS.
+    """
+    return cluster.ask_all(_fetch_cursors)
+
+
+def _fetch_cursors(connection: SyncConnection) -> TransactionCursors:
+    try:
+        body = connection.call(RequestCode.TRANSACTION_CURSORS, TransactionCursorsHeader()).body
+        return decode_body(TransactionCursors, body)
+    except RequestRefused as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+    half_cursor, half_end = _cursor_and_end(connection, names.HALF_TOPIC)
+    op_cursor, op_end = _cursor_and_end(connection, names.OP_TOPIC)
+    return TransactionCursors(
+        half_cursor=half_cursor, half_end=half_end, op_cursor=op_cursor, op_end=op_end
+    )
+
+
+def _cursor_and_end(connection: SyncConnection, topic: str) -> tuple[int, int]:
+    header = QueryConsumerOffset(consumer_group=names.CURSOR_GROUP, topic=topic, queue_id=0)
+    cursor = connection.call(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    end = connection.call(RequestCode.GET_MAX_OFFSET, QueueHeader(topic=topic, queue_id=0))
+    return int(cursor.ext_fields["offset"]), int(end.ext_fields["offset"])
 
 
 def decide_transactions(

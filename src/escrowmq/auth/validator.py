@@ -8,23 +8,28 @@ The checks are those of RocketMQ, in its order:
 4. The signature must be valid.
 5. The account must have every permission that the request requires.
 
-Granted permissions are cached until the rules change.
+Granted permissions are cached until the rules change. Refusals are logged: the client of an
+application often shows a different error, so the log is where an operator looks.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 from escrowmq.auth.acl import AccessRules, Account, Permission
 from escrowmq.auth.signature import ACCESS_KEY, has_valid_signature
 from escrowmq.errors import AccessRefused
-from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.codes import ResponseCode, request_name
 from escrowmq.remoting.command import decode_command
 from escrowmq.remoting.requests import Request
 from escrowmq.secret import Secret
 
+log = logging.getLogger(__name__)
+
 CACHE_MAX: Final = 10_000
+_UNKNOWN_KEY_CHARS: Final = 4  # of an access key without account that a log line shows
 
 RequiredPermissions: TypeAlias = Callable[[Request[Any]], Iterable[Permission]]
 
@@ -36,6 +41,7 @@ class AccessValidator:
         # By access key, host and permission. Reading every policy for each send would be slow.
         self._granted_cache: set[tuple[str, str, Permission]] = set()
         self._trusted_cache: dict[str, bool] = {}
+        self._refusal_log = RefusalLog()
 
     @property
     def accounts(self) -> Iterable[Account]:
@@ -53,7 +59,12 @@ class AccessValidator:
         self._internal_accounts[account.access_key] = account
 
     def check(
-        self, request: Request[Any], address: str, required_permissions: RequiredPermissions
+        self,
+        request: Request[Any],
+        address: str,
+        required_permissions: RequiredPermissions,
+        *,
+        now_ms: int,
     ) -> str:
         """Return the access key of an allowed request, or "" from a trusted address.
 
@@ -65,19 +76,54 @@ class AccessValidator:
             return ""
         ext_fields = decode_command(request.serializer, request.raw_header).ext_fields
         access_key = ext_fields.get(ACCESS_KEY, "")
+        try:
+            return self._check_account(request, host, access_key, ext_fields, required_permissions)
+        except _Refusal as refusal:
+            self._refusal_log.add(
+                address,
+                self._printable_key(access_key),
+                request.head.code,
+                refusal.log_reason,
+                now_ms=now_ms,
+            )
+            raise AccessRefused(ResponseCode.NO_PERMISSION, refusal.remark) from None
+
+    def _check_account(
+        self,
+        request: Request[Any],
+        host: str,
+        access_key: str,
+        ext_fields: dict[str, str],
+        required_permissions: RequiredPermissions,
+    ) -> str:
         if not access_key:
-            raise _access_refused(
-                "this server requires an access key and a signature; configure both in the client"
+            raise _Refusal(
+                "this server requires an access key and a signature; configure both in the client",
+                "the request has no access key",
             )
         account = self._find_account(access_key)
         if account is not None and host in account.trusted_addresses:
             return access_key
         if account is None or not _is_signed_by(ext_fields, request, account):
             # The same text for both, so that it does not tell which access keys exist.
-            raise _access_refused("the access key or the signature is wrong; check both keys")
+            raise _Refusal(
+                "the access key or the signature is wrong; check both keys",
+                "no enabled account has this access key"
+                if account is None
+                else "the signature is wrong; the client may have another secret key",
+            )
         for permission in required_permissions(request):
             self._require(account, permission, host)
         return access_key
+
+    def _printable_key(self, access_key: str) -> str:
+        """Return an access key for the log: of an unknown one only the beginning.
+
+        It may be a secret key, in a client whose two keys were exchanged.
+        """
+        if not access_key or self._find_account(access_key) is not None:
+            return access_key
+        return repr(access_key[:_UNKNOWN_KEY_CHARS])[1:-1] + "..."
 
     def is_permitted(self, access_key: str, address: str, permission: Permission) -> bool:
         """Return whether an account that was verified before has a permission by today's rules."""
@@ -117,7 +163,8 @@ class AccessValidator:
         if key in self._granted_cache:
             return
         if not account.allows(permission, host):
-            raise _access_refused(f"{account.access_key} has no permission: {permission}")
+            reason = f"{account.access_key} has no permission: {permission}"
+            raise _Refusal(reason, reason)
         if len(self._granted_cache) >= CACHE_MAX:
             self._granted_cache.clear()
         self._granted_cache.add(key)
@@ -127,5 +174,57 @@ def _is_signed_by(ext_fields: dict[str, str], request: Request[Any], account: Ac
     return has_valid_signature(ext_fields, request.body, account.secret_key.reveal().encode())
 
 
-def _access_refused(reason: str) -> AccessRefused:
-    return AccessRefused(ResponseCode.NO_PERMISSION, reason)
+class _Refusal(Exception):
+    """A request is refused: the remark for the client, and the reason for the log."""
+
+    def __init__(self, remark: str, log_reason: str) -> None:
+        super().__init__(remark)
+        self.remark = remark
+        self.log_reason = log_reason
+
+
+class RefusalLog:
+    """Log refused requests without letting clients fill the log.
+
+    In every minute there is one line for each host, access key and reason, and LINES_MAX lines
+    altogether. The next line about the same says how many requests had none.
+    """
+
+    INTERVAL_MS: Final = 60_000
+    LINES_MAX: Final = 50
+
+    def __init__(self) -> None:
+        self._interval_end_ms = 0
+        # By host, access key and reason: refused requests that have no line.
+        self._unlogged_counts: dict[tuple[str, str, str], int] = {}
+        self._previous_counts: dict[tuple[str, str, str], int] = {}
+        self._other_count = 0
+
+    def add(
+        self, address: str, access_key: str, request_code: int, reason: str, *, now_ms: int
+    ) -> None:
+        """Log a refused request, or count it."""
+        if now_ms >= self._interval_end_ms:
+            self._begin_interval(now_ms)
+        key = address.rpartition(":")[0], access_key, reason
+        if key in self._unlogged_counts:
+            self._unlogged_counts[key] += 1
+        elif len(self._unlogged_counts) >= self.LINES_MAX:
+            self._other_count += 1
+        else:
+            self._unlogged_counts[key] = 0
+            log.warning(
+                "request refused peer=%s access_key=%s request=%s refused_before=%d: %s",
+                address,
+                access_key,
+                request_name(request_code),
+                self._previous_counts.pop(key, 0),
+                reason,
+            )
+
+    def _begin_interval(self, now_ms: int) -> None:
+        if self._other_count:
+            log.warning("requests refused without a line of their own count=%d", self._other_count)
+        self._interval_end_ms = now_ms + self.INTERVAL_MS
+        self._previous_counts, self._unlogged_counts = self._unlogged_counts, {}
+        self._other_count = 0

@@ -157,6 +157,7 @@ class Broker:
             self.counters,
             redirect=redirect,
             store_host=self._store_host,
+            broker_name=config.broker.broker_name,
             age_max_ms=config.store.retention_ms,
             piece_bytes=decision_piece_bytes,
         )
@@ -177,11 +178,17 @@ class Broker:
             redirect=redirect,
             redirect_retry=self.send_back_processor.redirect_retry,
         )
-        self._create_client_processors(config)
+        self._create_client_processors(config, wall_ms)
 
-    def _create_client_processors(self, config: Config) -> None:
+    def _create_client_processors(self, config: Config, wall_ms: Callable[[int], int]) -> None:
         self._reply_processor = ReplyProcessor(
-            self.send_processor, self.producers, stores_replies=config.broker.stores_replies
+            self.send_processor,
+            self.turn,
+            self.producers,
+            self.counters,
+            store_host=self._store_host,
+            stores_replies=config.broker.stores_replies,
+            wall_ms=wall_ms,
         )
         self._query_processor = QueryProcessor(self.store, self.topics, self.groups, self.offsets)
         self.client_processor = ClientProcessor(
@@ -227,7 +234,7 @@ class Broker:
             address="{}:{}".format(*decode_host(self._store_host)),
         )
         self._offset_admin = OffsetAdmin(store, topics, groups, offsets, self.consumers)
-        self._consumer_relay = ConsumerRelay(store, self.consumers)
+        self._consumer_relay = ConsumerRelay(store, topics, groups, self.consumers)
 
     def handlers(self) -> list[Handler]:
         """Return the handlers of all processors, one for each request code."""
@@ -260,7 +267,7 @@ class Broker:
         handler = self._handlers.get(code, _UNSUPPORTED)
         try:
             if self._access_validator is not None:
-                self._check_access(self._access_validator, channel, request, handler)
+                self._check_access(self._access_validator, channel, request, handler, now_ms)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
                 self.flow_control.handle(handler.function, channel, request, now_ms)
             else:
@@ -277,11 +284,13 @@ class Broker:
         channel: Channel,
         request: Request[Any],
         handler: Handler,
+        now_ms: int,
     ) -> None:
         access_key = validator.check(
             request,
             channel.address,
             lambda request: handler.permission(self._permissions, request),
+            now_ms=now_ms,
         )
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key

@@ -8,6 +8,10 @@ in its properties:
 
     redirect() --> stored there --> find_due() --> appended to its real topic --> mark_delivered()
 
+The delivered message keeps all its properties, as in RocketMQ: consumers can see its delay level.
+Only `redirect()` delays a message, and nothing that is delivered passes through it again. A message
+that a client sends with the TIMER_OUT_MS of a delivered one is not delayed.
+
 A level counts from the time the message was stored; a timer names a time. Both use the wall clock.
 If the clock is set back, a message with a level would have to wait for the difference as well. It
 waits for its level instead, counted from the moment the broker notices.
@@ -40,15 +44,7 @@ from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.config_files import ConfigFile
 from escrowmq.store.store import MessageStore
 
-_DELAY_PROPERTIES: Final = (
-    names.REAL_TOPIC,
-    names.REAL_QUEUE_ID,
-    names.DELAY_LEVEL,
-    TIMER_OUT_MS,
-    TIMER_DELIVER_MS,
-    TIMER_DELAY_SEC,
-    TIMER_DELAY_MS,
-)
+_TIMER_PROPERTIES: Final = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
 # In delayOffset.json. RocketMQ ignores the first key; its levels begin at 1.
 _DELIVERED_TIMERS_KEY: Final = "escrowDeliveredTimers"
 _TIMER_LEVEL: Final = 0
@@ -105,7 +101,10 @@ class DelayedMessages:
         level = delay_level(text, len(self._config.delay_levels_ms))
         if level > 0:
             changes = {names.DELAY_LEVEL: str(level)}
-            return _redirected_record(record, changes, names.SCHEDULE_TOPIC, level - 1)
+            queue = names.SCHEDULE_TOPIC, level - 1
+            return _redirected_record(record, changes, queue, remove=_TIMER_PROPERTIES)
+        if TIMER_OUT_MS in properties:
+            return record
         due_ms = self._timer_due_ms(properties, now_ms)
         if due_ms is None or due_ms <= now_ms:
             return record
@@ -120,7 +119,7 @@ class DelayedMessages:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the delay is {due_ms - now_ms} ms, the limit is {limit_ms} ms (timerMaxDelaySec)",
             )
-        return _redirected_record(record, {TIMER_OUT_MS: str(due_ms)}, TIMER_TOPIC, 0)
+        return _redirected_record(record, {TIMER_OUT_MS: str(due_ms)}, (TIMER_TOPIC, 0))
 
     def _timer_due_ms(self, properties: dict[str, str], now_ms: int) -> int | None:
         for name, begin_ms, unit_ms in (
@@ -236,10 +235,15 @@ class DelayedMessages:
 
 
 def _redirected_record(
-    record: NewRecord, changes: dict[str, str], topic: str, queue_id: int
+    record: NewRecord,
+    changes: dict[str, str],
+    queue: tuple[str, int],
+    *,
+    remove: tuple[str, ...] = (),
 ) -> NewRecord:
+    topic, queue_id = queue
     changes |= {names.REAL_TOPIC: record.topic, names.REAL_QUEUE_ID: str(record.queue_id)}
-    properties = change_properties(record.properties, update=changes)
+    properties = change_properties(record.properties, update=changes, remove=remove)
     return copy_record(record, topic=topic, queue_id=queue_id, properties=properties)
 
 
@@ -249,7 +253,7 @@ def _delivery_record(record: StoredRecord) -> NewRecord:
         record,
         topic=properties.get(names.REAL_TOPIC, record.topic),
         queue_id=_parse_number(properties.get(names.REAL_QUEUE_ID)),
-        properties=change_properties(record.properties, remove=_DELAY_PROPERTIES),
+        properties=bytes(record.properties),
     )
 
 

@@ -88,7 +88,10 @@ class TopicTable:
 
     def is_system(self, topic: str) -> bool:
         """Return whether the broker owns a topic, by its name or by that of its cluster."""
-        cluster, broker = self._config.cluster_name, self._config.broker_name
+        config = self._config
+        cluster, broker = config.cluster_name, config.broker_name
+        if config.has_trace_topic and topic == config.trace_topic:
+            return True
         return is_system_topic(topic) or topic in (cluster, broker, reply_topic(cluster))
 
     @property
@@ -186,6 +189,7 @@ class TopicTable:
             (BENCHMARK_TOPIC, 1024, read_write),
             *([(config.cluster_name, 16, inheritable)] if config.has_cluster_topic else []),
             *([(config.broker_name, 1, inheritable)] if config.has_broker_topic else []),
+            *([(config.trace_topic, 1, read_write)] if config.has_trace_topic else []),
             (OFFSET_MOVED_TOPIC, 1, read_write),
             (names.SCHEDULE_TOPIC, 18, read_write),
             (reply_topic(config.cluster_name), 1, read_write),
@@ -248,6 +252,13 @@ class SubscriptionGroups:
         if config is None and self.auto_create and is_valid_group_name(name):
             config = GroupConfig(group_name=name)
             self.put(config, now_ms=now_ms)
+        return config
+
+    def require(self, name: str, *, now_ms: int) -> GroupConfig:
+        """Return the group, created if need be. Raise SUBSCRIPTION_GROUP_NOT_EXIST."""
+        config = self.get_or_create(name, now_ms=now_ms)
+        if config is None:
+            raise group_not_found(name)
         return config
 
     def put(self, config: GroupConfig, *, now_ms: int) -> None:

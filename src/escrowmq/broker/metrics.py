@@ -2,8 +2,9 @@
 
     registry.add(BrokerMetrics(broker, clock.now_ms).collect)
 
-Families are generated while a page is written, and the broker may work in between. Therefore every
-table is copied before it is iterated.
+Families are declared first, in the order of docs/metrics.md; the collectors below give them their
+samples. Samples are read while a page is written, and the broker may work in between. Therefore
+every table is copied before it is iterated.
 """
 
 from __future__ import annotations
@@ -18,16 +19,194 @@ from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.message.names import DLQ_PREFIX, is_group_topic, is_system_topic
 from escrowmq.message.record import QueueOffset
-from escrowmq.metrics import Counter, Family, Gauge, Histogram, Labels
+from escrowmq.metrics import Counter, Gauge, Histogram, LabelValues, Samples
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 
-STORAGE_LABELS: Final = {"storage_type": "local", "storage_medium": "disk"}
+_Sample = tuple[LabelValues, float]
 _SYSTEM_GROUP_PREFIX: Final = "cid_rmq_sys_"
 _CONSUME_MODES: Final = {
     "CONSUME_PASSIVELY": "push",
     "CONSUME_ACTIVELY": "pull",
     "CONSUME_POP": "pop",
 }
+
+# --- families of the broker ----------------------------------------------------------------------
+
+_TOPIC_LABELS: Final = ("topic", "message_type", "is_system")
+_GROUP_LABELS: Final = ("topic", "consumer_group", "is_retry", "is_system")
+STORAGE_LABELS: Final = ("storage_type", "storage_medium")
+STORAGE: Final = ("local", "disk")  # the values of STORAGE_LABELS; there is no other storage
+
+PERMISSION: Final = Gauge(
+    "rocketmq_broker_permission",
+    "Permission of the broker (brokerPermission): 4 read, 2 write, 6 both.",
+)
+TOPICS: Final = Gauge("rocketmq_topic_number", "Number of topics, including those of the broker.")
+CONSUMER_GROUPS: Final = Gauge(
+    "rocketmq_consumer_group_number", "Number of consumer groups, including those of RocketMQ."
+)
+DEAD_LETTERS: Final = Counter(
+    "rocketmq_send_to_dlq_messages_total",
+    "Messages that went to the dead-letter topic of a group, also before this process started.",
+    ("consumer_group", "is_system"),
+)
+MESSAGES_IN: Final = Counter(
+    "rocketmq_messages_in_total",
+    "Messages that were sent and stored. The message_type is normal, delay or transaction.",
+    _TOPIC_LABELS,
+)
+BYTES_IN: Final = Counter(
+    "rocketmq_throughput_in_total",
+    "Bytes of the messages that producers sent, as stored.",
+    _TOPIC_LABELS,
+)
+MESSAGE_SIZE: Final = Histogram(
+    "rocketmq_message_size", "Bytes of a message, as stored.", _TOPIC_LABELS
+)
+MESSAGES_OUT: Final = Counter(
+    "rocketmq_messages_out_total", "Messages that consumers pulled.", _GROUP_LABELS
+)
+BYTES_OUT: Final = Counter(
+    "rocketmq_throughput_out_total", "Bytes of the messages that consumers pulled.", _GROUP_LABELS
+)
+PRODUCER_CONNECTIONS: Final = Gauge(
+    "rocketmq_producer_connections", "Connected producers.", ("protocol_type",)
+)
+CONSUMER_CONNECTIONS: Final = Gauge(
+    "rocketmq_consumer_connections",
+    "Connected consumers of a group. The consume_mode is push, pull, pop or other.",
+    ("consumer_group", "consume_mode", "protocol_type", "is_system"),
+)
+LAG_MESSAGES: Final = Gauge(
+    "rocketmq_consumer_lag_messages",
+    "Messages of a topic after the committed offsets of a group, whether it is connected or not.",
+    _GROUP_LABELS,
+)
+LAG_LATENCY: Final = Gauge(
+    "rocketmq_consumer_lag_latency",
+    "Milliseconds since the first message that a group has not consumed was stored, or 0.",
+    _GROUP_LABELS,
+)
+UNFLUSHED_BYTES: Final = Gauge(
+    "rocketmq_storage_flush_behind_bytes",
+    "Bytes of the log that are not durable yet; a power cut would lose them.",
+    STORAGE_LABELS,
+)
+OLDEST_MESSAGE_AGE: Final = Gauge(
+    "rocketmq_storage_message_reserve_time",
+    "Milliseconds since the oldest message was stored.",
+    STORAGE_LABELS,
+)
+LOG_BEGIN: Final = Gauge(
+    "escrowmq_log_begin_bytes",
+    "Log offset of the oldest record. It moves when a segment expires.",
+)
+LOG_END: Final = Gauge("escrowmq_log_end_bytes", "Log offset of the next record.")
+LOG_FLUSHED: Final = Gauge(
+    "escrowmq_log_flushed_bytes", "Log offset up to which the log is durable."
+)
+LOG_CHECKPOINTED: Final = Gauge(
+    "escrowmq_log_checkpointed_bytes",
+    "Log offset up to which queues and index are in their files, where a start after a crash "
+    "begins to read.",
+)
+STORE_WRITABLE: Final = Gauge(
+    "escrowmq_store_writable",
+    "1 if the store accepts messages, 0 if the disk is nearly full or has failed.",
+)
+WAITING_PULLS: Final = Gauge(
+    "escrowmq_waiting_pulls", "Pulls that are held until a message arrives."
+)
+BUSY_REFUSALS: Final = Counter(
+    "escrowmq_busy_refusals_total",
+    "Sends that were refused with SYSTEM_BUSY. The limit is connection, topic or unflushed.",
+    ("limit",),
+)
+APPEND_RECORDS: Final = Histogram("escrowmq_append_records", "Records in one write of the log.")
+SEND_SECONDS: Final = Histogram(
+    "escrowmq_send_seconds",
+    "Seconds from the start of the turn that received a send to its response. With SYNC_FLUSH "
+    "this includes the flush.",
+)
+REQUESTS: Final = Counter(
+    "escrowmq_requests_total", "Requests that could be decoded.", ("request_code",)
+)
+REFUSALS: Final = Counter(
+    "escrowmq_refusals_total",
+    "Responses other than SUCCESS, also to pulls without a message (pull_not_found).",
+    ("request_code", "response_code"),
+)
+
+# --- families of transactions --------------------------------------------------------------------
+
+_TRANSACTION_LABELS: Final = ("topic", "is_system")
+
+HALF_MESSAGES: Final = Gauge(
+    "rocketmq_half_messages", "Open transactions, including stranded ones.", _TRANSACTION_LABELS
+)
+COMMITTED: Final = Counter(
+    "rocketmq_commit_messages_total", "Committed transactions.", _TRANSACTION_LABELS
+)
+ROLLED_BACK: Final = Counter(
+    "rocketmq_rollback_messages_total", "Rolled back transactions.", _TRANSACTION_LABELS
+)
+FINISH_LATENCY: Final = Histogram(
+    "rocketmq_finish_message_latency", "Seconds from a half message to its decision."
+)
+OPEN_TRANSACTIONS: Final = Gauge(
+    "escrowmq_open_transactions", "Open transactions, including stranded ones."
+)
+OPEN_BYTES: Final = Gauge(
+    "escrowmq_open_transaction_bytes", "Bytes of the log that open transactions take."
+)
+OLDEST_TRANSACTION: Final = Gauge(
+    "escrowmq_oldest_transaction_seconds", "Age of the oldest open transaction, or 0."
+)
+STRANDED_TRANSACTIONS: Final = Gauge(
+    "escrowmq_stranded_transactions",
+    "Transactions that are not checked any more and wait for an operator.",
+)
+PARKED: Final = Counter("escrowmq_parked_total", "Half messages that were parked.")
+STRANDED: Final = Counter("escrowmq_stranded_total", "Transactions that became stranded.")
+REPEATED_SENDS: Final = Counter(
+    "escrowmq_repeated_sends_total",
+    "Half messages that were sent again and got the response of the first send.",
+)
+REPEATED_ENDS: Final = Counter(
+    "escrowmq_repeated_ends_total",
+    "Ends of transactions that were decided before in the same way.",
+)
+CONFLICTS: Final = Counter(
+    "escrowmq_contradictions_total",
+    "Ends that were refused because the transaction was decided differently.",
+)
+UNREADABLE_HALVES: Final = Counter(
+    "escrowmq_unreadable_halves_total", "Half messages that could not be read back from the log."
+)
+SET_ASIDE_HALVES: Final = Counter(
+    "escrowmq_set_aside_halves_total",
+    "Half messages that are not checked any more because their check failed with an error.",
+)
+CHECKS_SENT: Final = Counter("escrowmq_checks_sent_total", "Checks that were sent.")
+CHECKS_UNSENT: Final = Counter(
+    "escrowmq_checks_unsent_total",
+    "Half messages whose check was due while no producer of the group was connected.",
+)
+CHECKS_ANSWERED: Final = Counter(
+    "escrowmq_checks_answered_total",
+    "Answers to checks. The answer is decided or unknown.",
+    ("answer",),
+)
+CHECKS_WAITING: Final = Gauge(
+    "escrowmq_checks_waiting", "Half messages whose check is due and waits for a producer."
+)
+CHECK_LATENESS: Final = Histogram(
+    "escrowmq_check_lateness_seconds",
+    "Seconds from the time a check was due to the time it was sent.",
+)
+
+
+# --- the broker ----------------------------------------------------------------------------------
 
 
 class BrokerMetrics:
@@ -36,7 +215,7 @@ class BrokerMetrics:
         self._now_ms = now_ms
         self._permission = permission
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Samples]:
         self._broker.counters.purge(self._broker.topics.configs(), self._broker.groups.configs())
         yield from self._table_metrics()
         yield from self._message_metrics()
@@ -45,101 +224,57 @@ class BrokerMetrics:
         yield from self._log_metrics()
         yield from self._request_metrics()
 
-    def _table_metrics(self) -> Iterator[Family]:
+    def _table_metrics(self) -> Iterator[Samples]:
         topics, groups = self._broker.topics.configs(), self._broker.groups.configs()
-        yield Gauge(
-            "rocketmq_broker_permission",
-            "Permission of the broker: 4 read, 2 write, 6 both.",
-            [({}, self._permission)],
-        )
-        yield Gauge("rocketmq_topic_number", "Number of topics.", [({}, len(topics))])
-        yield Gauge(
-            "rocketmq_consumer_group_number", "Number of consumer groups.", [({}, len(groups))]
-        )
+        yield PERMISSION.value(self._permission)
+        yield TOPICS.value(len(topics))
+        yield CONSUMER_GROUPS.value(len(groups))
         dlq_topics = [topic for topic in topics if topic.startswith(DLQ_PREFIX)]
-        yield Counter(
-            "rocketmq_send_to_dlq_messages_total",
-            "Messages that a group could not process and that went to its dead-letter topic.",
-            (self._dead_letters(topic) for topic in dlq_topics),
-        )
+        yield DEAD_LETTERS.samples(self._dead_letters(topic) for topic in dlq_topics)
 
-    def _dead_letters(self, topic: str) -> tuple[Labels, float]:
+    def _dead_letters(self, topic: str) -> _Sample:
         group = topic.removeprefix(DLQ_PREFIX)
         config = self._broker.topics.find(topic)
         queues = 0 if config is None else config.write_queue_nums
         total = sum(self._broker.store.max_offset(topic, number) for number in range(queues))
-        return {"consumer_group": group, "is_system": _bool_label(_is_system("", group))}, total
+        return (group, _bool_label(_is_system("", group))), total
 
-    def _message_metrics(self) -> Iterator[Family]:
+    def _message_metrics(self) -> Iterator[Samples]:
         messages_in = list(self._broker.counters.messages_in.items())
         messages_out = list(self._broker.counters.messages_out.items())
-        yield Counter(
-            "rocketmq_messages_in_total",
-            "Messages that producers sent and that were stored.",
-            ((_topic_labels(*key), sizes.count) for key, sizes in messages_in),
+        yield MESSAGES_IN.samples((_topic_labels(*key), sizes.count) for key, sizes in messages_in)
+        yield BYTES_IN.samples((_topic_labels(*key), sizes.sum) for key, sizes in messages_in)
+        yield MESSAGE_SIZE.samples((_topic_labels(*key), sizes) for key, sizes in messages_in)
+        yield MESSAGES_OUT.samples(
+            (_group_labels(*key), messages) for key, (messages, _) in messages_out
         )
-        yield Counter(
-            "rocketmq_throughput_in_total",
-            "Bytes of the messages that producers sent, as stored.",
-            ((_topic_labels(*key), sizes.sum) for key, sizes in messages_in),
-        )
-        yield Histogram(
-            "rocketmq_message_size",
-            "Bytes of a message, as stored.",
-            ((_topic_labels(*key), sizes) for key, sizes in messages_in),
-        )
-        yield Counter(
-            "rocketmq_messages_out_total",
-            "Messages that consumers pulled.",
-            ((_group_labels(*key), messages) for key, (messages, _) in messages_out),
-        )
-        yield Counter(
-            "rocketmq_throughput_out_total",
-            "Bytes of the messages that consumers pulled.",
-            ((_group_labels(*key), size) for key, (_, size) in messages_out),
-        )
+        yield BYTES_OUT.samples((_group_labels(*key), size) for key, (_, size) in messages_out)
 
-    def _connection_metrics(self) -> Iterator[Family]:
+    def _connection_metrics(self) -> Iterator[Samples]:
         producers, consumers = self._broker.producers, self._broker.consumers
         count = sum(len(producers.members(name)) for name in producers.names())
-        yield Gauge(
-            "rocketmq_producer_connections",
-            "Connected producers.",
-            [({"protocol_type": "remoting"}, count)],
-        )
+        yield PRODUCER_CONNECTIONS.value(count, "remoting")
         groups = [group for name in consumers.names() if (group := consumers.find(name))]
-        yield Gauge(
-            "rocketmq_consumer_connections",
-            "Connected consumers of a group.",
+        yield CONSUMER_CONNECTIONS.samples(
             (
                 (
-                    {
-                        "consumer_group": group.name,
-                        "consume_mode": _CONSUME_MODES.get(group.settings.consume_type, "other"),
-                        "protocol_type": "remoting",
-                        "is_system": _bool_label(_is_system("", group.name)),
-                    },
-                    len(consumers.members(group.name)),
-                )
-                for group in groups
-            ),
+                    group.name,
+                    _CONSUME_MODES.get(group.settings.consume_type, "other"),
+                    "remoting",
+                    _bool_label(_is_system("", group.name)),
+                ),
+                len(consumers.members(group.name)),
+            )
+            for group in groups
         )
 
-    def _lag_metrics(self) -> Iterator[Family]:
+    def _lag_metrics(self) -> Iterator[Samples]:
         """Yield the lag of every group with committed offsets, connected or not."""
-        latencies: list[tuple[Labels, float]] = []
-        yield Gauge(
-            "rocketmq_consumer_lag_messages",
-            "Messages of a topic that a group has not consumed.",
-            self._lag_samples(latencies),
-        )
-        yield Gauge(
-            "rocketmq_consumer_lag_latency",
-            "Milliseconds since the oldest message that a group has not consumed was stored.",
-            latencies,  # filled while the samples above were read
-        )
+        latencies: list[_Sample] = []
+        yield LAG_MESSAGES.samples(self._lag_samples(latencies))
+        yield LAG_LATENCY.samples(latencies)  # filled while the samples above were read
 
-    def _lag_samples(self, latencies: list[tuple[Labels, float]]) -> Iterator[tuple[Labels, float]]:
+    def _lag_samples(self, latencies: list[_Sample]) -> Iterator[_Sample]:
         offsets, topics = self._broker.offsets, self._broker.topics
         for group in list(self._broker.groups.configs()):
             for topic in offsets.topics_of(group):
@@ -170,109 +305,50 @@ class BrokerMetrics:
         except (RecordNotFound, CorruptRecord):
             return None  # a bad record must not break all other metrics
 
-    def _log_metrics(self) -> Iterator[Family]:
+    def _log_metrics(self) -> Iterator[Samples]:
         store = self._broker.store
-        yield Gauge(
-            "rocketmq_storage_flush_behind_bytes",
-            "Bytes of the log that are not durable yet.",
-            [(STORAGE_LABELS, store.end - store.flushed_offset)],
-        )
-        yield Gauge(
-            "rocketmq_storage_message_reserve_time",
-            "Milliseconds since the oldest message was stored.",
-            self._oldest_message_age(),
-        )
-        for name, help_text, value in (
-            ("begin", "Log offset of the oldest record.", store.begin),
-            ("end", "Log offset of the next record.", store.end),
-            ("flushed", "Log offset up to which the log is durable.", store.flushed_offset),
-            (
-                "checkpointed",
-                "Log offset up to which queues and index are in their files.",
-                store.checkpointed_offset,
-            ),
-        ):
-            yield Gauge(f"escrowmq_log_{name}_bytes", help_text, [({}, value)])
-        yield Gauge(
-            "escrowmq_store_writable",
-            "1 if the store accepts messages, 0 if the disk is nearly full or has failed.",
-            [({}, int(store.is_writable))],
-        )
+        yield UNFLUSHED_BYTES.value(store.end - store.flushed_offset, *STORAGE)
+        yield OLDEST_MESSAGE_AGE.samples(self._oldest_message_age())
+        yield LOG_BEGIN.value(store.begin)
+        yield LOG_END.value(store.end)
+        yield LOG_FLUSHED.value(store.flushed_offset)
+        yield LOG_CHECKPOINTED.value(store.checkpointed_offset)
+        yield STORE_WRITABLE.value(int(store.is_writable))
 
-    def _oldest_message_age(self) -> list[tuple[Labels, float]]:
+    def _oldest_message_age(self) -> list[_Sample]:
         store = self._broker.store
         try:
             record = next(store.records(store.begin, store.end), None)
         except (RecordNotFound, CorruptRecord):
             return []
-        return (
-            [] if record is None else [(STORAGE_LABELS, max(0, self._now_ms() - record.stored_ms))]
-        )
+        return [] if record is None else [(STORAGE, max(0, self._now_ms() - record.stored_ms))]
 
-    def _request_metrics(self) -> Iterator[Family]:
+    def _request_metrics(self) -> Iterator[Samples]:
         counters = self._broker.counters
-        yield Gauge(
-            "escrowmq_waiting_pulls",
-            "Pulls that are held until a message arrives.",
-            [({}, self._broker.pull_processor.held_count)],
+        yield WAITING_PULLS.value(self._broker.pull_processor.held_count)
+        yield BUSY_REFUSALS.samples(
+            ((limit,), self._broker.flow_control.refused_by_limit[limit])
+            for limit in (CONNECTION, TOPIC, UNFLUSHED)
         )
-        yield Counter(
-            "escrowmq_busy_refusals_total",
-            "Sends that were refused with SYSTEM_BUSY, by the limit that was reached.",
-            [
-                ({"limit": limit}, self._broker.flow_control.refused_by_limit[limit])
-                for limit in (CONNECTION, TOPIC, UNFLUSHED)
-            ],
+        yield APPEND_RECORDS.value(counters.records_per_append)
+        yield SEND_SECONDS.value(counters.send_seconds)
+        yield REQUESTS.samples(
+            ((_request_code_name(code),), count)
+            for code, count in sorted(counters.requests.items())
         )
-        yield Histogram(
-            "escrowmq_append_records",
-            "Records in one write of the log.",
-            [({}, counters.records_per_append)],
-        )
-        yield Histogram(
-            "escrowmq_send_seconds",
-            "Seconds from the start of the turn that received a send to its response.",
-            [({}, counters.send_seconds)],
-        )
-        yield Counter(
-            "escrowmq_requests_total",
-            "Requests that could be decoded.",
-            [
-                ({"request_code": _request_code_name(code)}, count)
-                for code, count in sorted(counters.requests.items())
-            ],
-        )
-        yield Counter(
-            "escrowmq_refusals_total",
-            "Responses other than SUCCESS, also to pulls without a message.",
-            [
-                (
-                    {
-                        "request_code": _request_code_name(code),
-                        "response_code": response_code_name(response_code),
-                    },
-                    count,
-                )
-                for (code, response_code), count in sorted(counters.refused.items())
-            ],
+        yield REFUSALS.samples(
+            ((_request_code_name(code), response_code_name(response_code)), count)
+            for (code, response_code), count in sorted(counters.refused.items())
         )
 
 
-def _topic_labels(topic: str, message_type: str) -> Labels:
-    return {
-        "topic": topic,
-        "message_type": message_type,
-        "is_system": _bool_label(is_system_topic(topic)),
-    }
+def _topic_labels(topic: str, message_type: str) -> LabelValues:
+    return topic, message_type, _bool_label(is_system_topic(topic))
 
 
-def _group_labels(topic: str, group: str) -> Labels:
-    return {
-        "topic": topic,
-        "consumer_group": group,
-        "is_retry": _bool_label(is_group_topic(topic)),
-        "is_system": _bool_label(_is_system(topic, group)),
-    }
+def _group_labels(topic: str, group: str) -> LabelValues:
+    is_retry, is_system = is_group_topic(topic), _is_system(topic, group)
+    return topic, group, _bool_label(is_retry), _bool_label(is_system)
 
 
 def _is_system(topic: str, group: str) -> bool:
@@ -311,121 +387,47 @@ class TransactionMetrics:
         self._checker = checker
         self._now_ms = now_ms
 
-    def collect(self) -> Iterator[Family]:
-        yield from self._rocketmq_metrics()
+    def collect(self) -> Iterator[Samples]:
         yield from self._open_metrics()
         yield from self._decision_metrics()
         yield from self._check_metrics()
 
-    def _rocketmq_metrics(self) -> Iterator[Family]:
-        counters = self._coordinator.counters
-        yield Gauge(
-            "rocketmq_half_messages",
-            "Open transactions, including stranded ones.",
-            _by_topic(self._coordinator.halves.count_by_topic),
-        )
-        yield Counter(
-            "rocketmq_commit_messages_total",
-            "Committed transactions.",
-            _by_topic(counters.committed),
-        )
-        yield Counter(
-            "rocketmq_rollback_messages_total",
-            "Rolled back transactions.",
-            _by_topic(counters.rolled_back),
-        )
-        yield Histogram(
-            "rocketmq_finish_message_latency",
-            "Seconds from a half message to its decision.",
-            [({}, counters.finish_seconds)],
-        )
-
-    def _open_metrics(self) -> Iterator[Family]:
+    def _open_metrics(self) -> Iterator[Samples]:
         halves = self._coordinator.halves
         oldest = halves.oldest()
         age_s = 0.0 if oldest is None else max(0, self._now_ms() - oldest.parked_ms) / 1000
-        yield Gauge(
-            "escrowmq_open_transactions",
-            "Open transactions, including stranded ones.",
-            [({}, len(halves))],
-        )
-        yield Gauge(
-            "escrowmq_open_transaction_bytes",
-            "Bytes of the log that open transactions take.",
-            [({}, halves.total.size)],
-        )
-        yield Gauge(
-            "escrowmq_oldest_transaction_seconds",
-            "Age of the oldest open transaction.",
-            [({}, age_s)],
-        )
-        yield Gauge(
-            "escrowmq_stranded_transactions",
-            "Transactions that are not checked any more and wait for an operator.",
-            [({}, halves.stranded_count)],
-        )
+        yield HALF_MESSAGES.samples(_by_topic(halves.count_by_topic))
+        yield OPEN_TRANSACTIONS.value(len(halves))
+        yield OPEN_BYTES.value(halves.total.size)
+        yield OLDEST_TRANSACTION.value(age_s)
+        yield STRANDED_TRANSACTIONS.value(halves.stranded_count)
 
-    def _decision_metrics(self) -> Iterator[Family]:
+    def _decision_metrics(self) -> Iterator[Samples]:
         counters = self._coordinator.counters
-        yield Counter(
-            "escrowmq_parked_total", "Half messages that were parked.", [({}, counters.parked)]
-        )
-        yield Counter(
-            "escrowmq_stranded_total",
-            "Transactions that became stranded.",
-            [({}, counters.stranded)],
-        )
-        yield Counter(
-            "escrowmq_repeated_sends_total",
-            "Half messages that were sent again and got the response of the first send.",
-            [({}, counters.duplicate_sends)],
-        )
-        yield Counter(
-            "escrowmq_repeated_ends_total",
-            "Ends of transactions that were decided before in the same way.",
-            [({}, counters.repeated_ends)],
-        )
-        yield Counter(
-            "escrowmq_contradictions_total",
-            "Ends that were refused because the transaction was decided differently.",
-            [({}, counters.conflicts)],
-        )
-        yield Counter(
-            "escrowmq_unreadable_halves_total",
-            "Half messages that could not be read back from the log.",
-            [({}, counters.unreadable_halves)],
-        )
+        yield COMMITTED.samples(_by_topic(counters.committed))
+        yield ROLLED_BACK.samples(_by_topic(counters.rolled_back))
+        yield FINISH_LATENCY.value(counters.finish_seconds)
+        yield PARKED.value(counters.parked)
+        yield STRANDED.value(counters.stranded)
+        yield REPEATED_SENDS.value(counters.duplicate_sends)
+        yield REPEATED_ENDS.value(counters.repeated_ends)
+        yield CONFLICTS.value(counters.conflicts)
+        yield UNREADABLE_HALVES.value(counters.unreadable_halves)
+        yield SET_ASIDE_HALVES.value(counters.set_aside_halves)
 
-    def _check_metrics(self) -> Iterator[Family]:
+    def _check_metrics(self) -> Iterator[Samples]:
         counters = self._checker.counters
-        yield Counter("escrowmq_checks_sent_total", "Checks that were sent.", [({}, counters.sent)])
-        yield Counter(
-            "escrowmq_checks_unsent_total",
-            "Half messages whose check was due while no producer of the group was connected.",
-            [({}, counters.unsent)],
-        )
-        yield Counter(
-            "escrowmq_checks_answered_total",
-            "Answers to checks, by their content.",
+        yield CHECKS_SENT.value(counters.sent)
+        yield CHECKS_UNSENT.value(counters.unsent)
+        yield CHECKS_ANSWERED.samples(
             [
-                ({"answer": "decided"}, counters.answered - counters.unknown),
-                ({"answer": "unknown"}, counters.unknown),
-            ],
+                (("decided",), counters.answered - counters.unknown),
+                (("unknown",), counters.unknown),
+            ]
         )
-        yield Gauge(
-            "escrowmq_checks_waiting",
-            "Half messages whose check is due and waits for a producer.",
-            [({}, self._checker.backlog_size())],
-        )
-        yield Histogram(
-            "escrowmq_check_lateness_seconds",
-            "Seconds from the time a check was due to the time it was sent.",
-            [({}, counters.lateness_seconds)],
-        )
+        yield CHECKS_WAITING.value(self._checker.backlog_size())
+        yield CHECK_LATENESS.value(counters.lateness_seconds)
 
 
-def _by_topic(table: dict[str, int]) -> list[tuple[Labels, float]]:
-    return [
-        ({"topic": topic, "is_system": _bool_label(is_system_topic(topic))}, count)
-        for topic, count in table.items()
-    ]
+def _by_topic(table: dict[str, int]) -> list[_Sample]:
+    return [((topic, _bool_label(is_system_topic(topic))), count) for topic, count in table.items()]

@@ -94,10 +94,11 @@ def main() -> None:
     except click.Abort:
         code = 130
     except EscrowError as error:
-        # Imported here because it brings rich along, and most commands do not fail.
+        # Imported here because they bring rich and sockets along, and most commands do not fail.
+        from escrowmq.admin.cluster import error_text
         from escrowmq.cli.output import printable
 
-        click.echo(f"escrowmq: {printable(str(error))}", err=True)
+        click.echo(f"escrowmq: {printable(error_text(error))}", err=True)
         code = 2
     sys.exit(code)
 

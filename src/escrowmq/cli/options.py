@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,7 +23,7 @@ from escrowmq.admin.offsets import EARLIEST, LATEST, StartPosition
 from escrowmq.admin.queries import group_configs
 from escrowmq.client.access import Access
 from escrowmq.client.sync_connection import DEFAULT_TIMEOUT_S
-from escrowmq.clock import epoch_ms
+from escrowmq.clock import Timestamp, epoch_ms
 from escrowmq.errors import ConfigError, EscrowError
 from escrowmq.parsing import parse_duration_ms, parse_timestamp
 
@@ -56,7 +56,13 @@ def parse_time_option(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> int | None:
     """Return milliseconds since 1970."""
-    return None if value is None else _parse_time_ms(value)
+    return None if value is None else epoch_ms(_parse_timestamp(value))
+
+
+def parse_timestamp_option(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> Timestamp | None:
+    return None if value is None else _parse_timestamp(value)
 
 
 def parse_start_option(
@@ -65,12 +71,12 @@ def parse_start_option(
     """Return EARLIEST, LATEST, or milliseconds since 1970."""
     if value is None or value in (EARLIEST, LATEST):
         return value
-    return _parse_time_ms(value, f"; {EARLIEST} and {LATEST} are also allowed")
+    return epoch_ms(_parse_timestamp(value, f"; {EARLIEST} and {LATEST} are also allowed"))
 
 
-def _parse_time_ms(value: str, hint: str = "") -> int:
+def _parse_timestamp(value: str, hint: str = "") -> Timestamp:
     try:
-        return epoch_ms(parse_timestamp(value))
+        return parse_timestamp(value)
     except ValueError as error:
         raise click.BadParameter(f"{error}{hint}") from None
 
@@ -81,6 +87,13 @@ def parse_pair(option: str, text: str, *, allow_empty: bool = False) -> tuple[st
     if not name.strip() or not equals or not (value or allow_empty):
         raise click.UsageError(f"{option} {text!r} is not NAME=VALUE")
     return name.strip(), value
+
+
+def parse_pairs_option(
+    context: click.Context, param: click.Parameter, values: Sequence[str]
+) -> dict[str, str]:
+    """Return the pairs of an option that is repeated, NAME=VALUE each."""
+    return dict(parse_pair(param.opts[-1], value) for value in values)
 
 
 # --- credentials and TLS -------------------------------------------------------------------------
@@ -226,6 +239,7 @@ config_file_option: Final = click.option(
     type=click.Path(path_type=Path),
     help="Configuration file, broker.conf or TOML.",
 )
+NAMESRV_HELP: Final = "Name servers of the cluster, HOST:PORT, separated by `;` or `,`."
 namesrv_option: Final = click.option(
     *("-n", "--namesrv"),
     default=DEFAULT_NAMESRV,
@@ -233,7 +247,7 @@ namesrv_option: Final = click.option(
     show_default=True,
     show_envvar=True,
     metavar="ADDR",
-    help="Name servers of the cluster, HOST:PORT, separated by `;` or `,`.",
+    help=NAMESRV_HELP,
 )
 json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON instead of text."

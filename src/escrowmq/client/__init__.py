@@ -27,7 +27,8 @@ Modules, in reading order:
     messages.py         Message, ReceivedMessage, MessageQueue, SendResult; namespaces
     access.py           Access: account and TLS
     connection.py       one asyncio connection with its calls; the pool of a client
-    routes.py           which broker has which queue
+    topic_route.py      the queues of one topic and the addresses of their brokers
+    routes.py           the routes of a client's topics, cached
     heartbeat.py        registration of producers and consumers, members, queue locks
     producer/           see its page
     consumer/           see its page

@@ -91,7 +91,13 @@ class ClientConnection(asyncio.Protocol):
     # --- calls -----------------------------------------------------------------------------------
 
     async def call(
-        self, code: int, fields: RequestFields = None, body: Body = b"", *, timeout_s: float
+        self,
+        code: int,
+        fields: RequestFields = None,
+        body: Body = b"",
+        *,
+        timeout_s: float,
+        remark: str = "",
     ) -> Reply:
         """Send a request and return the response, whatever its code.
 
@@ -104,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
             raise NotSent(f"the connection to {self.address} is closed")
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
-        call, data = self._protocol.call(code, fields, body, deadline_s=deadline_s)
+        call, data = self._protocol.call(code, fields, body, deadline_s=deadline_s, remark=remark)
         response = loop.create_future()
         self._pending[call.opaque] = response
         self._write(data)

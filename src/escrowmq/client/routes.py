@@ -1,4 +1,4 @@
-"""Routes: which broker has which queues of a topic, as the name servers report it."""
+"""A cache of routes: which broker has which queues of a topic, as the name servers report it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ConnectionPool
 from escrowmq.client.messages import MessageQueue
+from escrowmq.client.topic_route import MASTER_ID, Route, parse_route
 from escrowmq.clock import Clock
 from escrowmq.errors import (
     BrokenBody,
@@ -33,19 +33,6 @@ log = logging.getLogger(__name__)
 
 ROUTE_TTL_S: Final = 60.0  # RocketMQ's clients refresh every 30 s, and so do producers of ours
 DEFAULT_QUEUE_COUNT: Final = 4
-READ, WRITE, MASTER = 4, 2, 0
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The queues of one topic and the addresses of their brokers."""
-
-    topic: str
-    writable_queues: tuple[MessageQueue, ...]
-    readable_queues: tuple[MessageQueue, ...]
-    broker_addresses: dict[str, str]  # broker name -> address of its master
-    reader_addresses: dict[str, str]  # broker name -> address to read from; see parse_route
-    is_template: bool = False  # the topic does not exist yet; the first send creates it
 
 
 class Routes:
@@ -153,7 +140,7 @@ class Routes:
         """
         reply = await self._call_any(RequestCode.GET_BROKER_CLUSTER_INFO, None)
         brokers = decode_body(ClusterInfo, reply.body).broker_addr_table.values()
-        return {b.broker_addrs[MASTER] for b in brokers if MASTER in b.broker_addrs}
+        return {b.broker_addrs[MASTER_ID] for b in brokers if MASTER_ID in b.broker_addrs}
 
     # --- requests to name servers ----------------------------------------------------------------
 
@@ -199,35 +186,3 @@ class Routes:
                 failure = NotSent(str(error))
         assert failure is not None
         raise failure
-
-
-def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool = False) -> Route:
-    """Return the queues that a name server lists for a topic, sorted by broker and number.
-
-    A broker without a master is left out, because it takes no sends. With `include_replicas` its
-    queues are readable, and `reader_addresses` has the replica with the lowest number.
-    """
-    masters = {
-        broker.broker_name: broker.broker_addrs[MASTER]
-        for broker in topic_route.broker_datas
-        if MASTER in broker.broker_addrs
-    }
-    readers = masters
-    if include_replicas:
-        readers = {
-            broker.broker_name: broker.broker_addrs[min(broker.broker_addrs)]
-            for broker in topic_route.broker_datas
-            if broker.broker_addrs
-        }
-    writable: list[MessageQueue] = []
-    readable: list[MessageQueue] = []
-    for entry in sorted(topic_route.queue_datas, key=lambda entry: entry.broker_name):
-        for permission, count, addresses, queues in (
-            (WRITE, entry.write_queue_nums, masters, writable),
-            (READ, entry.read_queue_nums, readers, readable),
-        ):
-            if entry.perm & permission and entry.broker_name in addresses:
-                queues += (
-                    MessageQueue(topic, entry.broker_name, queue_id) for queue_id in range(count)
-                )
-    return Route(topic, tuple(writable), tuple(readable), masters, readers)

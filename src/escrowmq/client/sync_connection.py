@@ -15,6 +15,7 @@ is decoded. A SyncConnection is not thread-safe.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 from collections import deque
@@ -36,7 +37,7 @@ from escrowmq.errors import (
 from escrowmq.parsing import parse_address
 from escrowmq.remoting.codes import ResponseCode, request_name
 from escrowmq.remoting.command import Command, decode_command
-from escrowmq.remoting.connection import Call, Connection, Reply
+from escrowmq.remoting.connection import Connection, Reply
 from escrowmq.remoting.frame import decode_prefix
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Body
@@ -46,6 +47,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 DEFAULT_WINDOW: Final = 64
 
 _PREFIX_BYTES: Final = 8
+_NO_DEADLINE: Final = math.inf  # of a call: the socket has a timeout, and `expire` is not used
 # Bytes that are read ahead. Enough for the heads of a dozen responses in one system call; little
 # enough that copying them out of the buffer does not count beside a response of a megabyte.
 _READ_AHEAD_BYTES: Final = 4096
@@ -82,13 +84,11 @@ class SyncConnection:
         self.timeout_s = timeout_s
         self._clock = SystemClock() if clock is None else clock
         self._connection = Connection(sign=access.signer())
-        self._calls: dict[int, Call] = {}  # requests that have no response yet, by opaque
-        self._awaited: set[int] = set()  # those of `call` and `call_many`
+        # Requests of `call` and `call_many` without a response, or with one in `_replies`.
+        self._awaited: dict[int, int] = {}  # opaque -> request code
         self._replies: dict[int, Reply] = {}  # responses that overtook an earlier one
-        self._buffer = bytearray(_READ_AHEAD_BYTES)
-        self._buffer_view = memoryview(self._buffer)
-        self._begin = 0  # what was read ahead: buffer[begin:end]
-        self._end = 0
+        self._chunk = b""  # what was read ahead: chunk[position:]
+        self._position = 0
         self._is_open = True
         self._socket = _open_socket(address, access, min(timeout_s, CONNECT_TIMEOUT_S))
         self._socket.settimeout(timeout_s)
@@ -108,7 +108,6 @@ class SyncConnection:
         """Close the socket. Requests without a response may or may not take effect."""
         self._is_open = False
         self._connection.close()
-        self._calls.clear()
         self._socket.close()
 
     def is_usable(self) -> bool:
@@ -119,7 +118,7 @@ class SyncConnection:
         """
         if not self._is_open:
             return False
-        if self._calls:
+        if self._connection.pending_calls:
             return True
         idle = select.poll()  # select() cannot take descriptors above 1023
         idle.register(self._socket, select.POLLIN)
@@ -142,21 +141,20 @@ class SyncConnection:
         At most `window` requests are unanswered at a time. That is one round trip, or one flush of
         the broker, for many requests.
         """
-        calls: deque[Call] = deque()
+        opaques: deque[int] = deque()
         try:
             for request in requests:
-                calls.append(self._call(request.code, request.header, request.body))
-                if len(calls) >= window:
-                    yield self._wait(calls.popleft())
-            while calls:
-                yield self._wait(calls.popleft())
+                opaques.append(self._call(request.code, request.header, request.body))
+                if len(opaques) >= window:
+                    yield self._wait(opaques.popleft())
+            while opaques:
+                yield self._wait(opaques.popleft())
         finally:
             # If the caller stopped early, the responses are dropped when they arrive.
-            for call in calls:
-                self._awaited.discard(call.opaque)
-                self._replies.pop(call.opaque, None)
-                self._calls.pop(call.opaque, None)
-                self._connection.cancel(call)
+            for opaque in opaques:
+                del self._awaited[opaque]
+                self._replies.pop(opaque, None)
+                self._connection.end_call(opaque)
 
     def refusal(self, code: int, reply: Reply) -> RequestRefused:
         """Return the error for a response whose code is not 0. `code` is that of the request."""
@@ -168,23 +166,23 @@ class SyncConnection:
             )
         return RequestRefused(reply.code, reply.remark or f"{self.address}: code {reply.code}")
 
-    def _call(self, code: int, header: Header | None, body: Body) -> Call:
-        if not self._calls.keys() <= self._awaited:
+    def _call(self, code: int, header: Header | None, body: Body) -> int:
+        if self._connection.pending_calls > len(self._awaited) - len(self._replies):
             raise LocalProtocolError("call() while requests of send() are unanswered")
         opaque = self.send(code, header, (body,) if body else ())
-        self._awaited.add(opaque)
-        return self._calls[opaque]
+        self._awaited[opaque] = code
+        return opaque
 
-    def _wait(self, call: Call) -> Reply:
+    def _wait(self, opaque: int) -> Reply:
         deadline_s = self._clock.elapsed_s() + self.timeout_s
-        while call.opaque not in self._replies:
+        while opaque not in self._replies:
             if self._clock.elapsed_s() > deadline_s:
-                self._fail(self._timed_out(call.code))
-            opaque, reply = self.receive()
-            if opaque in self._awaited:
-                self._replies[opaque] = reply
-        self._awaited.discard(call.opaque)
-        return self._replies.pop(call.opaque)
+                self._fail(self._timed_out(self._awaited[opaque]))
+            received_opaque, reply = self.receive()
+            if received_opaque in self._awaited:
+                self._replies[received_opaque] = reply
+        del self._awaited[opaque]
+        return self._replies.pop(opaque)
 
     # --- sending and receiving by themselves -----------------------------------------------------
 
@@ -193,9 +191,8 @@ class SyncConnection:
         if not self._is_open:
             raise NotSent(f"{self.address}: the connection is closed")
         call, frame = self._connection.call_in_parts(
-            code, header, body_parts, deadline_s=self._clock.elapsed_s() + self.timeout_s
+            code, header, body_parts, deadline_s=_NO_DEADLINE
         )
-        self._calls[call.opaque] = call
         try:
             for part in _coalesce(frame):
                 self._socket.sendall(part)
@@ -206,11 +203,8 @@ class SyncConnection:
     def receive(self) -> tuple[int, Reply]:
         """Return the next response and its opaque."""
         command, body_bytes = self.receive_head()
-        body = bytearray(body_bytes)
-        self.receive_into(memoryview(body))
-        reply = Reply(
-            command.code, command.remark, command.ext_fields, bytes(body), command.version
-        )
+        body = self._read(body_bytes) if body_bytes else b""
+        reply = Reply(command.code, command.remark, command.ext_fields, body, command.version)
         return command.opaque, reply
 
     def receive_head(self) -> tuple[Command, int]:
@@ -221,8 +215,7 @@ class SyncConnection:
         """
         while True:
             try:
-                prefix = self._read(_PREFIX_BYTES)
-                serializer, header_length, body_bytes = decode_prefix(prefix)
+                serializer, header_length, body_bytes = decode_prefix(self._read(_PREFIX_BYTES))
                 command = decode_command(serializer, self._read(header_length))
             except RemoteProtocolError as error:
                 self._fail(
@@ -230,37 +223,43 @@ class SyncConnection:
                     error,
                 )
             if command.is_response:
-                call = self._calls.pop(command.opaque, None)
-                if call is not None:
-                    self._connection.cancel(call)
+                self._connection.end_call(command.opaque)
                 return command, body_bytes
             self._read(body_bytes)
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill the buffer with the next bytes of the connection."""
         size = len(buffer)
-        position = min(size, self._end - self._begin)
+        position = min(size, len(self._chunk) - self._position)
         if position:
-            buffer[:position] = self._buffer_view[self._begin : self._begin + position]
-            self._begin += position
+            buffer[:position] = self._read(position)
         while position < size:
             position += self._receive_some(buffer[position:])
 
     def _read(self, byte_count: int) -> bytes:
         """Return the next bytes. Short reads are served from what was read ahead."""
-        if byte_count > _READ_AHEAD_BYTES:
-            data = bytearray(byte_count)
-            self.receive_into(memoryview(data))
-            return bytes(data)
-        if self._end - self._begin < byte_count:
-            kept = self._end - self._begin
-            self._buffer[:kept] = self._buffer[self._begin : self._end]
-            self._begin, self._end = 0, kept
-            while self._end < byte_count:
-                self._end += self._receive_some(self._buffer_view[self._end :])
-        begin = self._begin
-        self._begin += byte_count
-        return bytes(self._buffer_view[begin : self._begin])
+        end = self._position + byte_count
+        if end > len(self._chunk):
+            if byte_count > _READ_AHEAD_BYTES:
+                buffer = bytearray(byte_count)
+                self.receive_into(memoryview(buffer))
+                return bytes(buffer)
+            self._read_ahead(byte_count)
+            end = byte_count
+        data = self._chunk[self._position : end]
+        self._position = end
+        return data
+
+    def _read_ahead(self, byte_count: int) -> None:
+        """Receive until at least this many bytes are in the chunk, with its position at 0."""
+        unread = self._chunk[self._position :]
+        buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
+        end = len(unread)
+        buffer[:end] = unread
+        while end < byte_count:
+            end += self._receive_some(buffer[end:])
+        self._chunk = bytes(buffer[:end])
+        self._position = 0
 
     def _receive_some(self, buffer: memoryview) -> int:
         if not self._is_open:
@@ -268,7 +267,7 @@ class SyncConnection:
         try:
             received = self._socket.recv_into(buffer)
         except TimeoutError as error:
-            oldest = next(iter(self._calls.values()), None)
+            oldest = self._connection.oldest_call
             self._fail(self._timed_out(None if oldest is None else oldest.code), error)
         except OSError as error:
             self._fail(OutcomeUnknown(f"{self.address}: {_os_error_text(error)}"), error)

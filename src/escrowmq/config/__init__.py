@@ -17,7 +17,6 @@ Modules in reading order:
   loading.py          file, environment, flags; where each value is from
   properties_file.py  Java's properties format, which RocketMQ uses
   rocketmq_keys.py    the keys of RocketMQ, to tell an unsupported one from a misspelt one
-  __main__.py         write the tables of docs/configuration.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Load the configuration: read file, environment and flags, and remember where each value is from.
+"""Load the configuration from a file, the environment and flags, with the origin of each value.
 
     file (broker.conf or TOML) ─┐
     environment (ESCROWMQ_…)   ─┼─→ SourceValues (text, origin) ─→ load_config() ─→ ResolvedConfig
@@ -194,8 +194,8 @@ class _ValueTable:
     def derive_addresses(self) -> None:
         """Derive bindAddress from brokerIP1, or the other way round, if only one is set.
 
-        RocketMQ listens on all addresses and guesses which one to advertise. Our defaults are
-        loopback, which would be useless beside an address that is set.
+        RocketMQ listens on all addresses and guesses which one to advertise. Our default for both
+        is loopback, which does not fit an address of the network in the other setting.
         """
         bind, advertised = self._values["bindAddress"], self._values["brokerIP1"]
         is_bind_default = self.origins["bindAddress"].source is Source.DEFAULT
@@ -291,7 +291,7 @@ def _read_toml(path: Path, text: str) -> SourceValues:
         if setting is None:
             source.warnings.append(_unknown_key_warning(key, origin, BY_KEY | BY_NAME))
         elif table not in ("", setting.group):
-            raise ConfigError(f"{origin}: {key} belongs into [{setting.group}], not [{table}]")
+            raise ConfigError(f"{origin}: {key} belongs in [{setting.group}], not [{table}]")
         else:
             source.add(setting, _toml_text(setting, value, origin), origin)
     return source
@@ -386,9 +386,9 @@ def read_flags(flags: Mapping[str, str]) -> SourceValues:
     return source
 
 
-# --- keys that are not ours ----------------------------------------------------------------------
+# --- keys that only RocketMQ has -----------------------------------------------------------------
 
-# Ignoring these changes more than a user may expect, so the warning says what holds instead.
+# A user may rely on these, so the warning says what applies instead.
 _EXTRA_WARNINGS: Final = {
     **dict.fromkeys(
         ("enableDLegerCommitLog", "enableControllerMode", "inSyncReplicas", "haListenPort"),

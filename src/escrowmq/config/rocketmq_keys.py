@@ -205,8 +205,8 @@ _TLS_NAMES: Final = """
 
 ROCKETMQ_KEYS: Final = frozenset((_NAMES + _TLS_NAMES).split())
 
-# Names in many a broker.conf that is handed around. Releases before 4.9 had some of them; the two
-# above skip them without a word.
+# Keys that many broker.conf files on the web still contain. Some are from releases before 4.9. The
+# two releases above ignore them silently.
 OBSOLETE_KEYS: Final = frozenset(
     {
         "abortFile",

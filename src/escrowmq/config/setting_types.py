@@ -78,7 +78,7 @@ class Boolean:
     separator: None = None
 
     def parse(self, text: str) -> bool:
-        # RocketMQ takes every word but "true" for false, so a misspelt "true" would mean false.
+        # RocketMQ reads every word except "true" as false. Here a misspelt "true" is an error.
         match text.lower():
             case "true":
                 return True
@@ -143,7 +143,7 @@ class DirectoryPath:
 
 @dataclass(frozen=True, slots=True)
 class HostAddress:
-    """An address or a host name. If it can be empty, the server finds an address itself."""
+    """An address or a host name. If it is empty, the server chooses an address."""
 
     is_listen_address: bool
     can_be_empty: bool = False
@@ -153,7 +153,7 @@ class HostAddress:
     def allowed(self) -> str:
         if self.is_listen_address:
             return "an address of this machine, or 0.0.0.0" + ", or empty" * self.can_be_empty
-        return "an address that clients reach, or empty"
+        return "an address that clients can reach, or empty"
 
     def parse(self, text: str) -> str:
         self.check(text)
@@ -176,7 +176,7 @@ class HostAddress:
 @dataclass(frozen=True, slots=True)
 class Choice:
     choices: type[enum.Enum]
-    # Words that RocketMQ has and EscrowMQ does not, with the reason.
+    # Values of RocketMQ that EscrowMQ does not have, each with the reason.
     unsupported: Mapping[str, str] = field(default_factory=dict)
     separator: None = None
 
@@ -204,7 +204,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AddressList:
-    allowed: str = "host:port, several separated by ;"
+    allowed: str = "one or more host:port, separated by ; or ,"
     separator: str = ";"
 
     def parse(self, text: str) -> tuple[str, ...]:
@@ -231,7 +231,7 @@ class AddressList:
 
 @dataclass(frozen=True, slots=True)
 class HoursOfDay:
-    allowed: str = "hours from 0 to 23, several separated by ;"
+    allowed: str = "one or more hours from 0 to 23, separated by ;"
     separator: str = ";"
 
     def parse(self, text: str) -> tuple[int, ...]:
@@ -258,7 +258,7 @@ class NumberPerName:
     """A number for each of several names: `orders=5000;billing=60000`."""
 
     separator: None = None
-    allowed: str = "name=number, with semicolons between several"
+    allowed: str = "name=number pairs, separated by ;"
 
     def parse(self, text: str) -> tuple[tuple[str, int], ...]:
         pairs = []

@@ -1,4 +1,4 @@
-"""Every setting of the server, declared once, in the groups that its parts are given.
+"""Every setting of the server, declared once, in groups: one for each part of the server.
 
 A field declares the default, the allowed values, RocketMQ's key, the unit, a sentence for users and
 whether the setting can change while the server runs. Files, environment, flags, `escrowmq config`
@@ -50,7 +50,7 @@ _PERM_WRITE: Final = 2  # a bit of brokerPermission
 _HOUR_MS: Final = 3_600_000
 _TICK_MS: Final = 100  # how often the broker looks for due work, unless timers must be finer
 _CONNECTION_UNSENT_BYTES_MAX: Final = MIB
-_BLANK_RECORD_BYTES: Final = 8  # what ends a segment
+_BLANK_RECORD_BYTES: Final = 8  # the record that ends a segment
 _CHECK_INTERVAL_MAX_MS: Final = _HOUR_MS
 
 
@@ -165,6 +165,15 @@ class BrokerConfig(_SettingsGroup):
         True, Boolean(), "traceOn", "",
         "Tell clients to send traces of their messages.",
     )
+    has_trace_topic: bool = setting(
+        False, Boolean(), "traceTopicEnable", "",
+        "Create the topic for traces. Without it, a client's first trace creates the topic, if "
+        "topics are created automatically.",
+    )
+    trace_topic: str = setting(
+        "RMQ_SYS_TRACE_TOPIC", PrintableName(), "msgTraceTopicName", "",
+        "Name of the topic for traces that traceTopicEnable creates.",
+    )
     stores_replies: bool = setting(
         True, Boolean(), "storeReplyMessageEnable", "",
         "Store the reply to a request message as well as forward it.",
@@ -208,7 +217,8 @@ class NetworkConfig(_SettingsGroup):
     )
     connection_in_flight_bytes_max: int = setting(
         32 * MIB, WholeNumber(FRAME_BYTES_MAX), "escrowConnectionInFlightBytesMax", "bytes",
-        "The same limit for one connection.", live=True,
+        "Memory for requests and responses of one connection; above it, reading from it pauses.",
+        live=True,
     )
 
     def __post_init__(self) -> None:
@@ -363,11 +373,11 @@ class ConsumeConfig(_SettingsGroup):
 
     long_polling: bool = setting(
         True, Boolean(), "longPollingEnable", "",
-        "Hold a pull that finds no message for as long as the consumer allows.", live=True,
+        "If a pull finds no message, hold it for as long as the consumer allows.", live=True,
     )
     short_poll_ms: int = setting(
         1_000, WholeNumber(0), "shortPollingTimeMills", "ms",
-        "How long such a pull is held if longPollingEnable is false.", live=True,
+        "How long a pull that finds no message is held if longPollingEnable is false.", live=True,
     )
     filters_by_sql: bool = setting(
         False, Boolean(), "enablePropertyFilter", "",
@@ -377,8 +387,9 @@ class ConsumeConfig(_SettingsGroup):
         32, WholeNumber(1), "maxTransferCountOnMessageInMemory", "messages",
         "Maximum number of messages in the response to a pull.", live=True,
     )
+    # Clients refuse a frame of more than FRAME_BYTES_MAX.
     pull_bytes_max: int = setting(
-        262_144, WholeNumber(1), "maxTransferBytesOnMessageInMemory", "bytes",
+        262_144, WholeNumber(1, FRAME_BYTES_MAX // 2), "maxTransferBytesOnMessageInMemory", "bytes",
         "Maximum size of the response to a pull; a larger message is sent alone.", live=True,
     )
     waiting_pulls_max: int = setting(
@@ -413,7 +424,7 @@ class DelayConfig(_SettingsGroup):
     )
     timer_precision_ms: int = setting(
         1_000, WholeNumber(1, 60_000), "timerPrecisionMs", "ms",
-        "How late such a message may be delivered.",
+        "How late a message that names its time of delivery may be delivered.",
     )
 
     @property
@@ -456,11 +467,11 @@ class TransactionConfig(_SettingsGroup):
     )
     immunities_ms: tuple[tuple[str, int], ...] = setting(
         (), NumberPerName(), "escrowTimeOuts", "ms",
-        "Values for single topics or producer groups that replace transactionTimeOut.", live=True,
+        "Values that replace transactionTimeOut for single topics or producer groups.", live=True,
     )
     check_intervals_ms: tuple[tuple[str, int], ...] = setting(
         (), NumberPerName(), "escrowCheckIntervals", "ms",
-        "Values for single topics or producer groups that replace transactionCheckInterval.",
+        "Values that replace transactionCheckInterval for single topics or producer groups.",
         live=True,
     )
     open_max: int = setting(
@@ -649,15 +660,15 @@ class SecurityConfig(_SettingsGroup):
     )
     authentication_enabled: bool = setting(
         False, Boolean(), "authenticationEnabled", "",
-        "The key of RocketMQ 5; it has the same effect as aclEnable.",
+        "Key of RocketMQ 5 with the same effect as aclEnable.",
     )
     authorization_enabled: bool = setting(
         False, Boolean(), "authorizationEnabled", "",
-        "The other key of RocketMQ 5; it also has the same effect as aclEnable.",
+        "Another key of RocketMQ 5 with the same effect as aclEnable.",
     )
     acl_file: Path | None = setting(
         None, OptionalFile(), "escrowAclFile", "",
-        "File with the accounts: plain_acl.yml, or users and policies; changes are picked up.",
+        "File with the accounts: plain_acl.yml, or users and policies; reloaded when it changes.",
     )
     inner_credentials: Secret = setting(
         Secret(""), CredentialsText(), "innerClientAuthenticationCredentials", "",

@@ -19,7 +19,6 @@ from escrowmq.consume.subscription import MATCH_ALL, MessageFilter
 from escrowmq.message.record import QueueOffset
 from escrowmq.peer import Peer
 
-HELD_PULLS_MAX: Final = 100_000
 HELD_PULLS_PER_CHANNEL_MAX: Final = 10_000
 _HEAP_SLACK: Final = 64
 
@@ -46,7 +45,7 @@ class LongPolls(Generic[P]):
     """The held pulls of a broker, by queue, by channel and by due time."""
 
     def __init__(
-        self, *, pulls_max: int = HELD_PULLS_MAX, per_channel_max: int = HELD_PULLS_PER_CHANNEL_MAX
+        self, *, pulls_max: int, per_channel_max: int = HELD_PULLS_PER_CHANNEL_MAX
     ) -> None:
         self._pulls_max = pulls_max
         self._per_channel_max = per_channel_max

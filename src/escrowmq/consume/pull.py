@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from escrowmq.config import ConsumeConfig
 from escrowmq.consume.members import ConsumerGroup
 from escrowmq.consume.subscription import (
     MessageFilter,
@@ -66,12 +67,9 @@ GROUP_FORBIDDEN: Final = 2
 TOPIC_FORBIDDEN: Final = 3
 BROADCASTING_FORBIDDEN: Final = 4
 
-COUNT_MAX: Final = 32
-BYTES_MAX: Final = 256 * 1024
 BULK_COUNT_MAX: Final = 8_192  # for clients that read whole queues and set `bulk`
 BULK_BYTES_MAX: Final = 1 << 20
 HOLD_MS_MAX: Final = 120_000  # clients request 15 or 20 s
-SHORT_POLLING_MS: Final = 1_000  # while long polling is disabled
 
 SQL_NOT_ENABLED: Final = (
     "this broker does not filter by SQL92: set enablePropertyFilter=true in its configuration"
@@ -193,14 +191,18 @@ class ReadLimits:
     bytes_max: int
 
 
-def read_limits(requested_count: int, requested_bytes: int | None = None) -> ReadLimits:
-    """Limit a read to what clients may request.
+def read_limits(
+    requested_count: int, requested_bytes: int | None, config: ConsumeConfig
+) -> ReadLimits:
+    """Limit a read to what the broker allows.
 
     At least one message is read whatever the request says: a client that gets none would repeat
     the same request forever.
     """
-    bytes_max = BYTES_MAX if requested_bytes is None or requested_bytes <= 0 else requested_bytes
-    return ReadLimits(max(1, min(requested_count, COUNT_MAX)), min(bytes_max, BYTES_MAX))
+    bytes_max = config.pull_bytes_max
+    if requested_bytes is not None and 0 < requested_bytes < bytes_max:
+        bytes_max = requested_bytes
+    return ReadLimits(max(1, min(requested_count, config.pull_messages_max)), bytes_max)
 
 
 def bulk_read_limits(requested_count: int) -> ReadLimits:
@@ -227,10 +229,8 @@ def pull_result(status: _NamedStatus, queue_offset: int) -> tuple[int, str]:
     return (code_at_zero if queue_offset == 0 else code_elsewhere), remark
 
 
-def hold_ms(
-    code: int, sys_flag: int, suspend_ms: int, *, is_first_attempt: bool, long_polling: bool = True
-) -> int:
-    """Return how long to hold the pull in milliseconds; 0 means respond now."""
-    if code != PULL_NOT_FOUND or not sys_flag & FLAG_SUSPEND or not is_first_attempt:
+def hold_ms(code: int, sys_flag: int, suspend_ms: int, config: ConsumeConfig) -> int:
+    """Return how long to hold the pull after its first read in milliseconds; 0: respond now."""
+    if code != PULL_NOT_FOUND or not sys_flag & FLAG_SUSPEND:
         return 0
-    return max(0, min(suspend_ms, HOLD_MS_MAX)) if long_polling else SHORT_POLLING_MS
+    return max(0, min(suspend_ms, HOLD_MS_MAX)) if config.long_polling else config.short_poll_ms

@@ -17,12 +17,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from escrowmq import blocking
 from escrowmq.client.messages import Message, ReceivedMessage, SendResult
 from escrowmq.client.producer import transaction as client
-from escrowmq.client.producer.transaction import TransactionOutcome
+from escrowmq.client.producer.transaction import TransactionOutcome, describe_error
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.database.marker import HOUR_MS, PURGE_BATCH_ROWS, check_retention_ms
 from escrowmq.errors import (
@@ -139,6 +140,7 @@ def transaction_steps(tx: BaseTransactionMessages, *, is_nested: bool = False) -
 def _roll_back(tx: BaseTransactionMessages, error: BaseException) -> Steps:
     """Roll back. The broker is told only if it is certain that the marker is not there and never
     will be; otherwise a check finds out."""
+    tx.remark = describe_error(error)
     try:
         uncertain: str = yield RollBack(error)
     except Exception as failure:
@@ -158,6 +160,7 @@ def _resolve_failed_commit(
     The error may have been raised before or after the database committed, for example because the
     connection broke. Raises CommitUnknown if the marker cannot be read either.
     """
+    tx.remark = describe_error(error)
     with contextlib.suppress(Exception):
         yield RollBack(error)
     try:
@@ -275,6 +278,7 @@ class BaseTransactionMessages:
     def __init__(self, inner: blocking.Transaction | client.Transaction) -> None:
         self.id = inner.id
         self.outcome: TransactionOutcome | None = None
+        self.remark = ""  # why it is rolled back, for the operators of the broker
         self._client_transaction = inner
         self._failure: BaseException | None = None
 
@@ -350,7 +354,7 @@ class TransactionMessages(BaseTransactionMessages):
             self._record_no_messages(verdict)
             return
         try:
-            self._record_end(verdict, self._inner.end(verdict))
+            self._record_end(verdict, self._inner.end(verdict, remark=self.remark))
         except Exception as error:
             self._record_end_failure(verdict, error)
 
@@ -377,7 +381,7 @@ class AsyncTransactionMessages(BaseTransactionMessages):
             self._record_no_messages(verdict)
             return
         try:
-            self._record_end(verdict, await self._inner.end(verdict))
+            self._record_end(verdict, await self._inner.end(verdict, remark=self.remark))
         except Exception as error:
             self._record_end_failure(verdict, error)
 
@@ -440,17 +444,28 @@ class CleanupThread:
                 log.exception("clean-up failed, will retry")
 
 
-class MarkerRetention:
+class RowRetention:
+    """The part of every Escrow and Inbox that decides which rows may be deleted."""
+
+    def __init__(self, *, group: str, retention_ms: int, clock: Clock | None) -> None:
+        self._group = group
+        self._retention_ms = retention_ms
+        self._clock = clock or SystemClock()
+        self._cleanup_queue = CleanupQueue(self._clock)
+
+    def _purge_before_ms(self, older_than_ms: int | None) -> int:
+        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
+        return self._clock.now_ms() - age_ms
+
+
+class MarkerRetention(RowRetention):
     """The part of Escrow and AsyncEscrow that decides which markers may be deleted."""
 
     def __init__(
         self, *, group: str, retention_ms: int, purge_acknowledged: bool, clock: Clock | None
     ) -> None:
-        self._group = group
-        self._retention_ms = check_retention_ms(retention_ms)
+        super().__init__(group=group, retention_ms=check_retention_ms(retention_ms), clock=clock)
         self._purges_acknowledged = purge_acknowledged
-        self._clock = clock or SystemClock()
-        self._cleanup_queue = CleanupQueue(self._clock)
 
     def _transaction_committed(self, tx: BaseTransactionMessages) -> None:
         """Queue the marker for deletion if the broker has acknowledged the end."""
@@ -462,24 +477,43 @@ class MarkerRetention:
         return self._clock.now_ms() - message.born_ms >= self._retention_ms
 
     def _purge_before_ms(self, older_than_ms: int | None) -> int:
-        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
-        if age_ms < self._retention_ms:
+        if older_than_ms is not None and older_than_ms < self._retention_ms:
             raise ConfigError(
-                f"older_than_ms={age_ms} is less than retention_ms={self._retention_ms}; "
+                f"older_than_ms={older_than_ms} is less than retention_ms={self._retention_ms}; "
                 "checkers rely on markers being kept for that long"
             )
-        return self._clock.now_ms() - age_ms
+        return super()._purge_before_ms(older_than_ms)
 
 
-class InboxRetention:
-    """The part of every Inbox that decides which rows may be deleted."""
+# --- inboxes -------------------------------------------------------------------------------------
 
-    def __init__(self, *, group: str, retention_ms: int, clock: Clock | None) -> None:
-        self._group = group
-        self._retention_ms = retention_ms
-        self._clock = clock or SystemClock()
-        self._cleanup_queue = CleanupQueue(self._clock)
+IdempotentHandler = Callable[[ReceivedMessage], bool]
 
-    def _purge_before_ms(self, older_than_ms: int | None) -> int:
-        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
-        return self._clock.now_ms() - age_ms
+
+class BlockingInbox(RowRetention):
+    """What the inboxes of SQLAlchemy and Django share: `run`."""
+
+    def run(
+        self, consumer: blocking.Consumer, handler: IdempotentHandler, *, limit: int | None = None
+    ) -> None:
+        """Handle the messages of a consumer until it is closed, or `limit` messages.
+
+        A message whose effect raises comes again later, and moves to the dead letters of the group
+        in the end. Deletes old rows once an hour.
+        """
+        for message in islice(consumer, limit):
+            self._before_message()
+            try:
+                handler(message)
+            except Exception:
+                log.exception("effect failed, will retry message=%s", message.message_id)
+                consumer.retry_later(message)
+            if self._cleanup_queue.is_cleanup_due():
+                self.purge()
+
+    def purge(self, *, older_than_ms: int | None = None) -> int:
+        """Delete rows older than `retention_ms`, or another age, and return how many."""
+        raise NotImplementedError
+
+    def _before_message(self) -> None:
+        """Prepare the binding for the next message."""

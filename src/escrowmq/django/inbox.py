@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import wraps
-from itertools import islice
 
 from django.db import DEFAULT_DB_ALIAS, IntegrityError, close_old_connections, transaction
 
-from escrowmq.blocking import Consumer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock
 from escrowmq.database.marker import INBOX_RETENTION_MS, INBOX_TABLE
-from escrowmq.database.transaction import InboxRetention
+from escrowmq.database.transaction import BlockingInbox, IdempotentHandler
 from escrowmq.django import statements
 
-log = logging.getLogger(__name__)
-
 Effect = Callable[[ReceivedMessage], None]
-IdempotentHandler = Callable[[ReceivedMessage], bool]
 
 
 class _AlreadyReceived(Exception):
     """Leaves the atomic block, which is empty and rolled back."""
 
 
-class Inbox(InboxRetention):
+class Inbox(BlockingInbox):
     """Runs the effect of each message once, however often the message is delivered.
 
         inbox = Inbox(group="bank-b")
@@ -75,29 +69,14 @@ class Inbox(InboxRetention):
 
         return handle_once
 
-    def run(
-        self, consumer: Consumer, handler: IdempotentHandler, *, limit: int | None = None
-    ) -> None:
-        """Handle the messages of a consumer until it is closed, or `limit` messages.
-
-        A message whose effect raises comes again later, and moves to the dead letters of the group
-        in the end. Deletes old rows once an hour.
-        """
-        for message in islice(consumer, limit):
-            close_old_connections()
-            try:
-                handler(message)
-            except Exception:
-                log.exception("effect failed, will retry message=%s", message.message_id)
-                consumer.retry_later(message)
-            if self._cleanup_queue.is_cleanup_due():
-                self.purge()
-
     def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete rows older than `retention_ms`, or another age, and return how many."""
         return statements.purge_before(
             self._using, INBOX_TABLE, self._purge_before_ms(older_than_ms)
         )
+
+    def _before_message(self) -> None:
+        close_old_connections()
 
     def _insert_row(self, message: ReceivedMessage) -> None:
         now_ms = self._clock.now_ms()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from escrowmq.config import TransactionConfig
-from escrowmq.escrow.half_table import Half
+from escrowmq.escrow.half_table import Half, HalfTable
 from escrowmq.escrow.writers import WriterTable
 from escrowmq.metrics import Distribution
 from escrowmq.peer import Peer
@@ -85,7 +85,7 @@ def next_step(
     if not is_check_due(half, now_ms):
         return Wait(half.due_ms if half.due_ms > now_ms else now_ms + RETRY_DELAY_MS)
     if half.checks >= config.checks_max:
-        return Strand(f"checked {half.checks} times without an answer")
+        return Strand(_checks_summary(half))
     if now_ms - half.parked_ms > age_max_ms:
         return Strand(f"open for more than {age_max_ms // 3_600_000} hours")
     if half.attempt is not None:
@@ -97,6 +97,17 @@ def next_step(
     return Check()
 
 
+def _checks_summary(half: Half) -> str:
+    """Say what came of the checks: `checked 3 times: 3 UNKNOWN, last: database is down`."""
+    unanswered = half.checks - half.unknown_answers
+    results = [
+        f"{half.unknown_answers} UNKNOWN" if half.unknown_answers else "",
+        f"{unanswered} without an answer" if unanswered else "",
+        f"last: {half.last_remark}" if half.last_remark else "",
+    ]
+    return f"checked {half.checks} times: {', '.join(filter(None, results))}"
+
+
 def is_check_due(half: Half, now_ms: int) -> bool:
     """Whether the half's time has come and nothing is deciding it in this turn."""
     return half.due_ms <= now_ms and not half.is_being_decided
@@ -105,6 +116,7 @@ def is_check_due(half: Half, now_ms: int) -> bool:
 # --- which halves are due ------------------------------------------------------------------------
 
 SLOT_MS: Final = 100
+PASSED_ENTRIES_MAX: Final = 200_000
 
 
 class CheckSchedule:
@@ -154,6 +166,26 @@ class CheckSchedule:
                 due += slot[-remaining:]
                 del slot[-remaining:]
         return due
+
+    def next_due_ms(self, halves: HalfTable) -> int | None:
+        """Return when the next check is due; None if none is scheduled.
+
+        Decided halves are still in the slots. So that an operator's look costs little, the end of
+        a slot is returned if many of them would have to be passed.
+        """
+        passed = 0
+        for number in sorted(self._slots):
+            due_times: list[int] = []
+            for queue_offset in self._slots[number]:
+                half = halves.find(queue_offset)
+                if half is not None and -(-half.due_ms // SLOT_MS) == number and not half.reason:
+                    due_times.append(half.due_ms)
+            if due_times:
+                return min(due_times)
+            passed += len(self._slots[number])
+            if passed > PASSED_ENTRIES_MAX:
+                return number * SLOT_MS
+        return None
 
 
 # --- due halves and the capacity of producers ----------------------------------------------------

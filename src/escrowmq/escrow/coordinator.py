@@ -82,6 +82,7 @@ RECENT_KEYS_MAX: Final = 65_536  # keys of decided halves, to recognise a late r
 # A decision about many halves is stored in pieces, so that no turn appends gigabytes at once.
 DECISION_PIECE_BYTES: Final = 1 << 20
 DECISION_HALVES_MAX: Final = 1_000_000
+SHARED_REMARKS_MAX: Final = 1_000
 
 
 class HalfLog(Protocol):
@@ -136,6 +137,7 @@ class TransactionCoordinator:
         # decision must not use them: it would become visible in part.
         self._reserved_queues: set[tuple[str, int]] = set()
         self._last_due_ms = 0
+        self._shared_remarks: dict[str, str] = {}  # one object for equal remarks
 
     # --- park ------------------------------------------------------------------------------------
 
@@ -316,6 +318,7 @@ class TransactionCoordinator:
         group: str | None,
         by: DecidedBy,
         by_name: str = "",
+        reason: str = "",
         now_ms: int,
     ) -> GroupDecision | AlreadyDecided | InProgress:
         """Decide all halves at these positions (queue offset, log offset), or none of them.
@@ -333,9 +336,9 @@ class TransactionCoordinator:
         if not queue_offsets:
             return AlreadyDecided(state)
         decided_by = f"{by} {by_name}" if by_name else by.value
-        record = DecisionRecord(commits=list(queue_offsets), by=decided_by)
+        record = DecisionRecord(commits=list(queue_offsets), by=decided_by, reason=reason)
         if state is ROLLED_BACK:
-            record = DecisionRecord(rolls_back=list(queue_offsets), by=decided_by)
+            record = DecisionRecord(rolls_back=list(queue_offsets), by=decided_by, reason=reason)
         return self._group_decision(record, now_ms)
 
     def decide_batch(
@@ -599,9 +602,12 @@ class TransactionCoordinator:
                 if half is None:
                     continue
                 try:
-                    piece.append(self._decision(half, state, record.by, "", now_ms))
+                    piece.append(self._decision(half, state, record.by, record.reason, now_ms))
                 except (CorruptRecord, RecordNotFound):
                     self.read_half(half)  # reports it; the other halves are delivered
+                    # Nothing more is stored for it now. It stays open, as every unreadable half
+                    # does, until an operator or the end of its segment decides it.
+                    half.is_being_decided = False
                     continue
                 size += half.size
                 if size >= self.piece_bytes:
@@ -668,6 +674,16 @@ class TransactionCoordinator:
         half.checks += 1
         self.reschedule(half, now_ms + self.check_interval_ms(half))
 
+    def unknown_received(self, half: Half, remark: str, *, is_answer: bool) -> None:
+        """Remember that a producer said UNKNOWN: as the answer to a check, or after its send."""
+        if is_answer:
+            half.unknown_answers = min(half.unknown_answers + 1, half.checks)
+        if remark:
+            # Producers that fail for one reason send the same remark for thousands of halves.
+            if len(self._shared_remarks) >= SHARED_REMARKS_MAX:
+                self._shared_remarks.clear()
+            half.last_remark = self._shared_remarks.setdefault(remark, remark)
+
     def reschedule(self, half: Half, due_ms: int) -> None:
         half.due_ms = due_ms
         self.schedule.add(half.queue_offset, due_ms)
@@ -686,7 +702,9 @@ class TransactionCoordinator:
         checks then start again. Call `moved()` or `move_failed()` after the append.
         """
         half.is_being_decided = True
-        check_state = CheckState(half.parked_ms, half.due_ms, half.checks, half.is_stranded)
+        check_state = CheckState(
+            half.parked_ms, half.due_ms, half.checks, half.is_stranded, half.unknown_answers
+        )
         if is_resume and half.is_stranded:
             check_state = CheckState(now_ms, now_ms, 0, False)
         queue_offsets = *half.previous_offsets, half.queue_offset
@@ -719,7 +737,11 @@ class TransactionCoordinator:
         self.cursors.add_op(op.queue_offset, old_offset)
         half.queue_offset, half.log_offset = queue_offset, copy.log_offset
         half.is_being_decided = False
-        half.parked_ms, half.due_ms, half.checks, half.is_stranded = check_state
+        half.parked_ms, half.due_ms, half.checks, half.is_stranded, half.unknown_answers = (
+            check_state
+        )
+        if not half.checks:
+            half.last_remark = ""  # resumed: the checks start again
         if half.is_stranded:
             self.states.put(queue_offset, STRANDED)
         else:

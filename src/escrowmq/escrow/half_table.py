@@ -51,11 +51,13 @@ class Half(msgspec.Struct, gc=False):
     due_ms: int
     producer: Peer | None = None  # the connection that sent it, or that answered a check last
     checks: int = 0  # that were handed to a socket
+    unknown_answers: int = 0  # of these checks
     is_stranded: bool = False
     is_being_decided: bool = False  # its records are in this turn's batch
     reason: str = ""  # why it is stranded, or why it cannot be checked
     previous_offsets: tuple[int, ...] = ()  # queue offsets it had before it was moved
     attempt: Attempt | None = None
+    last_remark: str = ""  # what its producer said with its last UNKNOWN
 
     @property
     def is_unreadable(self) -> bool:

@@ -4,7 +4,7 @@
     final     its own topic, queue   the message again, marked committed; names its half
     op        op topic, queue 0      body: the half's queue offset; ours also say how it ended
     stranded  stranded topic         the message again, for operators
-    journal   a topic of our own     one step of a check: sent, answered with unknown, resumed
+    journal   a topic of our own     one step of a check: sent, answered with UNKNOWN, resumed
 
 The properties that only a half has are at the end of its properties, so that in most cases the
 properties of the final are a prefix of those of the half.
@@ -56,6 +56,7 @@ from escrowmq.message.record import (
     TRANSACTION_NONE,
     NewRecord,
     StoredRecord,
+    copy_record,
     encode_record,
     with_transaction_type,
 )
@@ -122,6 +123,8 @@ HALF_PROPERTIES_BYTES_MAX: Final = _STORED_PROPERTIES_BYTES_MAX - HALF_RESERVED_
 # A half that stays open for months moves every few days. Its producer knows the first position,
 # or one that a check named lately.
 _PREVIOUS_OFFSETS_MAX: Final = 16
+REASON_LENGTH_MAX: Final = 500  # of an op
+REMARK_LENGTH_MAX: Final = 200  # of a producer, in the journal and in memory
 
 
 def check_half_limits(key: bytes, properties_bytes: int) -> None:
@@ -175,6 +178,7 @@ class CheckState(NamedTuple):
     due_ms: int
     checks: int
     is_stranded: bool
+    unknown_answers: int = 0
 
 
 class HalfProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -287,7 +291,7 @@ def make_copy(
         # better than a half that cannot be moved.
         if len(with_state) <= _STORED_PROPERTIES_BYTES_MAX:
             properties = with_state
-    return _copy_to_topic(half, names.HALF_TOPIC, properties)
+    return copy_record(half, topic=names.HALF_TOPIC, queue_id=0, properties=properties)
 
 
 def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
@@ -298,21 +302,8 @@ def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
     bytes_max = _STORED_PROPERTIES_BYTES_MAX - len(half.properties) - len(REASON) - 2
     reason = _truncate(_printable(reason), bytes_max)
     added = {REASON: reason} if reason else {}
-    return _copy_to_topic(half, names.STRANDED_TOPIC, _with_properties(half, added))
-
-
-def _copy_to_topic(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
-    return NewRecord(
-        topic,
-        0,
-        half.body,  # type: ignore[arg-type]  # a view: it is appended in this turn
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
+    properties = _with_properties(half, added)
+    return copy_record(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=properties)
 
 
 class HasProperties(Protocol):
@@ -390,10 +381,10 @@ def _parse_any_half(properties: bytes) -> HalfProperties | None:
 
 def _parse_check_state(properties: bytes) -> CheckState | None:
     parts = (find_property(properties, COPY_CHECK_STATE.encode()) or b"").split(b",")
-    if len(parts) != 4 or not all(part.isdigit() for part in parts):
+    if len(parts) not in (4, 5) or not all(part.isdigit() for part in parts):
         return None
-    parked_ms, due_ms, checks, is_stranded = map(int, parts)
-    return CheckState(parked_ms, due_ms, checks, bool(is_stranded))
+    parked_ms, due_ms, checks, is_stranded, *unknown_answers = map(int, parts)
+    return CheckState(parked_ms, due_ms, checks, bool(is_stranded), *unknown_answers)
 
 
 def parse_attempt(properties: Mapping[str, str]) -> Attempt | None:
@@ -607,7 +598,12 @@ def _decided_by(properties: Mapping[str, str], record: StoredRecord) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:500]
+    return "".join(c if c.isprintable() else " " for c in text[:REASON_LENGTH_MAX])
+
+
+def short_remark(text: str) -> str:
+    """Return the part of a producer's remark that is kept: one line, not too long."""
+    return _printable(text[:REMARK_LENGTH_MAX]).strip()
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -618,17 +614,7 @@ def make_check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) 
     properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
     if len(properties) > PROPERTIES_BYTES_MAX:
         properties = half.properties  # a full half of RocketMQ's: the number is only informational
-    record = NewRecord(
-        topic,
-        queue_id,
-        half.body,  # type: ignore[arg-type]  # a view: it is encoded right here
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
+    record = copy_record(half, topic=topic, queue_id=queue_id, properties=properties)
     return encode_record(
         record, half.queue_offset, half.log_offset, half.stored_ms, half.store_host
     )
@@ -640,19 +626,22 @@ class JournalEntry(msgspec.Struct, frozen=True):
     half_offset: int
     event: str  # one of JOURNAL_EVENTS
     check_number: int
-    peer: str  # for "resumed": the operator, a line break, the reason
+    peer: str  # for "resumed": the operator
+    reason: str = ""  # the producer's remark, or the operator's reason
     stored_ms: int = 0
 
 
 _JOURNAL_FORMAT = struct.Struct(">qBH")
 _CHECK_NUMBER_MAX: Final = 0xFFFF
-JOURNAL_EVENTS: Final = ("asked", "unknown", "resumed")  # stored as an index
+# Stored as an index. "unknown" answers a check; "unknown_at_send" is the end of a send.
+JOURNAL_EVENTS: Final = ("asked", "unknown", "resumed", "unknown_at_send")
 
 
 def make_journal_record(entry: JournalEntry, *, now_ms: int) -> NewRecord:
     event = JOURNAL_EVENTS.index(entry.event)
     check_number = min(entry.check_number, _CHECK_NUMBER_MAX)
-    body = _JOURNAL_FORMAT.pack(entry.half_offset, event, check_number) + entry.peer.encode()
+    text = f"{entry.peer}\n{entry.reason}" if entry.reason else entry.peer
+    body = _JOURNAL_FORMAT.pack(entry.half_offset, event, check_number) + text.encode()
     return NewRecord(
         names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{entry.half_offset}\x02".encode(), born_ms=now_ms
     )
@@ -662,9 +651,10 @@ def decode_journal_entry(record: StoredRecord) -> JournalEntry:
     """Raises CorruptRecord."""
     try:
         half_offset, event, check_number = _JOURNAL_FORMAT.unpack_from(record.body)
-        peer = bytes(record.body[_JOURNAL_FORMAT.size :]).decode()
+        text = bytes(record.body[_JOURNAL_FORMAT.size :]).decode()
+        peer, _, reason = text.partition("\n")
         return JournalEntry(
-            half_offset, JOURNAL_EVENTS[event], check_number, peer, record.stored_ms
+            half_offset, JOURNAL_EVENTS[event], check_number, peer, reason, record.stored_ms
         )
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise CorruptRecord(record.log_offset, f"not a journal entry: {error}") from error

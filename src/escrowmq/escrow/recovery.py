@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
 import msgspec
@@ -94,6 +94,18 @@ class RecoveryLog(HalfLog, KeyLookup, Protocol):
 SNAPSHOT_PATH: Final = "escrowmq.escrow"
 
 
+class CheckHistory(NamedTuple):
+    """What came of the checks of a half, from the journal."""
+
+    checks: int = 0
+    last_check_ms: int = 0
+    unknown_answers: int = 0
+    last_remark: str = ""
+
+
+_NO_CHECKS: Final = CheckHistory()
+
+
 class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a coordinator that has seen the log below `log_offset`."""
 
@@ -105,7 +117,7 @@ class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     bits: bytes
     half_cursor: int
     op_cursor: int
-    checks: dict[int, tuple[int, int]]  # by half: number of checks, time of the last one
+    checks: dict[int, CheckHistory]  # by half
     aliases: dict[int, int]
     writers: bytes = b""
 
@@ -165,7 +177,7 @@ def recover(
     first_half = store.min_offset(names.HALF_TOPIC, 0)
     first_op = store.min_offset(names.OP_TOPIC, 0)
     first_journal_entry = store.min_offset(names.JOURNAL_TOPIC, 0)
-    checks: dict[int, tuple[int, int]] = {}
+    checks: dict[int, CheckHistory] = {}
     if snapshot is None:
         coordinator.states = HalfStates(first_half, first_half)
     else:
@@ -180,7 +192,7 @@ def recover(
     coordinator.states.extend_to(store.max_offset(names.HALF_TOPIC, 0) - 1)
     coordinator.cursors.half_offset = max(first_half, snapshot.half_cursor if snapshot else 0)
     _read_ops(coordinator, store, first_op, result)
-    checks |= _read_checks(store, first_journal_entry)
+    _read_checks(store, first_journal_entry, checks)
     passed = _mark_passed(coordinator, store, first_half, rocketmq_cursor)
     _read_undecided_halves(coordinator, store, first_half, checks, result, now_ms)
     _alias_passed_copies(coordinator, store, passed)
@@ -267,17 +279,21 @@ def _read_half(store: RecoveryLog, queue_offset: int) -> StoredRecord | None:
         return None
 
 
-def _read_checks(store: RecoveryLog, begin: int) -> dict[int, tuple[int, int]]:
-    """Return the number of checks and the time of the last one, by half."""
-    checks: dict[int, tuple[int, int]] = {}
+def _read_checks(store: RecoveryLog, begin: int, checks: dict[int, CheckHistory]) -> None:
+    """Add what the journal says from `begin` on, by half."""
     for _, record in _read_records(store, names.JOURNAL_TOPIC, begin):
         try:
             entry = decode_journal_entry(record)
         except CorruptRecord:
             continue
+        history = checks.get(entry.half_offset, _NO_CHECKS)
         if entry.event == "asked":
-            checks[entry.half_offset] = entry.check_number, entry.stored_ms
-    return checks
+            history = history._replace(checks=entry.check_number, last_check_ms=entry.stored_ms)
+        elif entry.event == "unknown":
+            history = history._replace(unknown_answers=history.unknown_answers + 1)
+        if entry.event in ("unknown", "unknown_at_send") and entry.reason:
+            history = history._replace(last_remark=entry.reason)
+        checks[entry.half_offset] = history
 
 
 # --- undecided halves ----------------------------------------------------------------------------
@@ -287,7 +303,7 @@ def _read_undecided_halves(
     coordinator: TransactionCoordinator,
     store: RecoveryLog,
     first_offset: int,
-    checks: dict[int, tuple[int, int]],
+    checks: dict[int, CheckHistory],
     result: RecoveryResult,
     now_ms: int,
 ) -> None:
@@ -306,7 +322,8 @@ def _read_undecided_halves(
             if coordinator.states.get(previous.queue_offset) is TransactionState.OPEN:
                 result.move_ops.append(coordinator.make_move_op(previous, now_ms=now_ms))
             replaced_offsets = _replace_copy(coordinator, previous, queue_offset)
-        half = _restore_half(coordinator, summary, properties, state, checks.get(queue_offset))
+        history = checks.get(queue_offset, _NO_CHECKS)
+        half = _restore_half(coordinator, summary, properties, state, history)
         # Positions that the log has lost lead to it too: its producer may know no other one.
         half.previous_offsets = tuple(
             dict.fromkeys((*properties.previous_offsets, *replaced_offsets))
@@ -341,7 +358,7 @@ def _restore_half(
     summary: HalfSummary,
     properties: HalfProperties,
     state: TransactionState,
-    check: tuple[int, int] | None,
+    history: CheckHistory,
 ) -> Half:
     half = coordinator.restore_half(
         properties,
@@ -351,7 +368,9 @@ def _restore_half(
         parked_ms=summary.stored_ms,
     )
     if properties.check_state is not None:
-        half.parked_ms, half.due_ms, half.checks, is_stranded = properties.check_state
+        half.parked_ms, half.due_ms, half.checks, is_stranded, half.unknown_answers = (
+            properties.check_state
+        )
         coordinator.schedule.add(half.queue_offset, half.due_ms)
         if is_stranded and state is TransactionState.OPEN:
             state = STRANDED
@@ -359,10 +378,12 @@ def _restore_half(
     if state is STRANDED:
         coordinator.halves.strand(half)
         half.reason = "stranded before the broker started"
-        half.checks = half.checks if check is None else check[0]
-    elif check is not None:
-        half.checks = check[0] - 1
-        coordinator.check_sent(half, check[1])
+        half.checks = history.checks or half.checks
+    elif history.checks:
+        half.checks = history.checks - 1
+        coordinator.check_sent(half, history.last_check_ms)
+    half.unknown_answers = min(half.unknown_answers + history.unknown_answers, half.checks)
+    half.last_remark = history.last_remark
     return half
 
 

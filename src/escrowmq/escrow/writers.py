@@ -51,6 +51,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     past_runs: list[str] = []
     is_last: bool = False
+    reason: str = ""
 
 
 class Writer(msgspec.Struct):

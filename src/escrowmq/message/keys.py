@@ -166,13 +166,6 @@ def _utf16_units(text: str) -> memoryview:
 
 # --- tags code and keys --------------------------------------------------------------------------
 
-# 1s 5s 10s 30s, 1 to 10 minutes, 20m 30m 1h 2h
-DELAY_LEVELS_MS: Final[tuple[int, ...]] = (
-    *(1_000, 5_000, 10_000, 30_000),
-    *(minutes * 60_000 for minutes in (*range(1, 11), 20, 30, 60, 120)),
-)
-
-
 _CACHED_PROPERTIES_BYTES_MAX: Final = 24
 
 
@@ -192,11 +185,20 @@ QUEUED_AND_KEYED: Final = [
 ]
 
 
-def tags_and_keys(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
-    """Return the tags code of a record's queue entry, and its keys: the unique key comes first."""
-    if len(properties) <= _CACHED_PROPERTIES_BYTES_MAX and topic != names.SCHEDULE_TOPIC:
-        return _cached_tags_and_keys(properties)
-    return _parse_tags_and_keys(topic, properties, stored_ms)
+def tags_and_keys(
+    topic: str, properties: bytes, stored_ms: int = 0, delay_levels_ms: Sequence[int] = ()
+) -> tuple[int, list[bytes]]:
+    """Return the tags code of a record's queue entry, and its keys: the unique key comes first.
+
+    In the schedule topic the tags code is the time at which the message is due. It follows from
+    `stored_ms` and `delay_levels_ms`, the setting messageDelayLevel.
+    """
+    if topic != names.SCHEDULE_TOPIC:
+        if len(properties) <= _CACHED_PROPERTIES_BYTES_MAX:
+            return _cached_tags_and_keys(properties)
+        return _parse_tags_and_keys(properties)
+    tags_code, keys = _parse_tags_and_keys(properties)
+    return _due_ms(properties, stored_ms, delay_levels_ms) or tags_code, keys
 
 
 @lru_cache(maxsize=256)
@@ -205,10 +207,10 @@ def _cached_tags_and_keys(properties: bytes) -> tuple[int, list[bytes]]:
 
     Callers must not change the list.
     """
-    return _parse_tags_and_keys("", properties, 0)
+    return _parse_tags_and_keys(properties)
 
 
-def _parse_tags_and_keys(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
+def _parse_tags_and_keys(properties: bytes) -> tuple[int, list[bytes]]:
     items = b"\x02" + properties
     code = 0
     keys: list[bytes] = []
@@ -225,8 +227,6 @@ def _parse_tags_and_keys(topic: str, properties: bytes, stored_ms: int) -> tuple
     if separator:
         user_keys = after.partition(b"\x02")[0] or _last_value(items, b"KEYS")
         keys += filter(None, user_keys.split(b" "))
-    if topic == names.SCHEDULE_TOPIC:
-        code = _due_ms(items, stored_ms) or code
     return code, keys
 
 
@@ -235,10 +235,10 @@ def _last_value(items: bytes, name: bytes) -> bytes:
     return find_property(items, name) or b""
 
 
-def _due_ms(items: bytes, stored_ms: int) -> int:
-    """Return when a delayed message is due. It is the tags code in queues of the schedule topic."""
-    level = delay_level(_last_value(items, b"DELAY"), len(DELAY_LEVELS_MS))
-    return stored_ms + DELAY_LEVELS_MS[level - 1] if level else 0
+def _due_ms(properties: bytes, stored_ms: int, delay_levels_ms: Sequence[int]) -> int:
+    """Return when a delayed message is due; 0 if it has no delay level."""
+    level = delay_level(_last_value(properties, b"DELAY"), len(delay_levels_ms))
+    return stored_ms + delay_levels_ms[level - 1] if level else 0
 
 
 def delay_level(text: bytes, max_level: int) -> int:

@@ -7,6 +7,7 @@ those that begin with `ESCROW_` are EscrowMQ's own and mean nothing to a RocketM
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 # --- topics --------------------------------------------------------------------------------------
@@ -46,9 +47,7 @@ BROKER_ONLY_TOPICS: Final = frozenset(
 _SYSTEM_TOPICS: Final = BROKER_ONLY_TOPICS | {TEMPLATE_TOPIC, BENCHMARK_TOPIC}
 _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
-# Brokers also have topics with the names of their cluster and of themselves. These are the names
-# that they have unless they are configured otherwise.
-_DEFAULT_BROKER_TOPICS: Final = re.compile(r"DefaultCluster|DefaultHeartBeatSyncerTopic|broker-\w+")
+_PROXY_TOPIC: Final = "DefaultHeartBeatSyncerTopic"  # heartbeats among the proxies of RocketMQ 5
 
 
 NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")  # of topics and groups
@@ -98,18 +97,19 @@ def is_system_topic(topic: str) -> bool:
     return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
 
 
-def is_internal_topic(topic: str) -> bool:
-    """Return whether the topic is likely not one that a user has created.
+def is_internal_topic(topic: str, server_names: Collection[str]) -> bool:
+    """Return whether the topic is not one that a user has created.
 
-    System topics, topics of groups, replies, traces, and topics with the default names of brokers
-    and clusters. Use it to choose among all topics of a cluster.
+    `server_names` are the names of all clusters and brokers: each has a topic of its own name, and
+    a cluster has one for replies. Use this to choose among all topics of a cluster.
     """
     return (
         is_system_topic(topic)
         or is_group_topic(topic)
         or topic.startswith("RMQ_SYS_")
-        or topic.endswith("_REPLY_TOPIC")
-        or _DEFAULT_BROKER_TOPICS.fullmatch(topic) is not None
+        or topic == _PROXY_TOPIC
+        or topic in server_names
+        or topic in map(reply_topic, server_names)
     )
 
 
@@ -174,6 +174,7 @@ CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO: Final = "REPLY_TO_CLIENT"
 TTL_MS: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"
+PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"  # when the broker pushed the reply
 
 # --- properties of transactional messages --------------------------------------------------------
 

@@ -287,18 +287,47 @@ class TransactionList(JsonBody, frozen=True, kw_only=True):
     next_after: Int64 = -1  # if there is more: the `after` of the next page
 
 
+class StepRecord(JsonBody, frozen=True, kw_only=True):
+    """A record that a step of a transaction stored."""
+
+    kind: str  # half, op, final, stranded
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    log_offset: Int64
+
+
 class TransactionStep(JsonBody, frozen=True, kw_only=True):
     at: Int64  # 0: the time was not recorded
-    what: str  # parked, asked, unknown, stranded, resumed, appended_again, committed, rolled_back
+    # parked, asked, unknown, unknown_at_send, stranded, resumed, appended_again, committed,
+    # rolled_back
+    what: str
     who: str = ""
-    reason: str = ""  # given with the decision
+    reason: str = ""  # given with the decision, or with UNKNOWN
     detail: str = ""
+    records: list[StepRecord] = msgspec.field(default_factory=list)
 
 
 class TransactionHistory(JsonBody, frozen=True, kw_only=True):
     transaction: TransactionEntry
     steps: list[TransactionStep] = msgspec.field(default_factory=list)
     pending_because: str = ""
+
+
+class TransactionCursors(JsonBody, frozen=True, kw_only=True):
+    """How far a broker is with its half and op queues. The ends are the offsets of the next ones.
+
+    None: a RocketMQ broker does not say.
+    """
+
+    half_cursor: Int64  # every half before it is decided
+    half_end: Int64
+    op_cursor: Int64  # every op before it is about a half before the half cursor
+    op_end: Int64
+    first_open: Int64 | None = None  # queue offset of the first open half; None if there is none
+    open: Int64 | None = None
+    stranded: Int64 | None = None
+    next_due: Int64 | None = None  # of the next check; None if none is scheduled
 
 
 # --- packed registrations ------------------------------------------------------------------------

@@ -81,6 +81,7 @@ class RequestCode(enum.IntEnum):
     SHOW_TRANSACTION = 3712
     SETTLE_TRANSACTION = 3713
     RESUME_TRANSACTION = 3714
+    TRANSACTION_CURSORS = 3715
     PREPARE_BACKUP = 3721  # save and flush everything, and return up to which log offset
 
     # Connected clients.

@@ -1,6 +1,7 @@
 """A command, and the two encodings of its header.
 
 JSON:  {"code":105,"language":"PYTHON","version":479,"opaque":1,"flag":0,
+        "serializeTypeCurrentRPC":"JSON",
         "remark":"...","extFields":{"topic":"TBW102"}}        remark and extFields only if not empty
 
 ROCKETMQ, all integers big-endian and signed:
@@ -31,6 +32,7 @@ from escrowmq.parsing import Int32
 from escrowmq.remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, JSON, VERSION, Language
 
 INT32_MAX: Final = 2**31 - 1
+JSON_NAME: Final = "JSON"  # of the serializer, in a JSON header
 
 _FIXED = struct.Struct(">hbhii")
 _INT = struct.Struct(">i")
@@ -67,6 +69,8 @@ class _EncodedHeader(msgspec.Struct, rename="camel", omit_defaults=True):
     version: int
     opaque: int
     flag: int
+    # It repeats what the frame says. Java writes it, and the Rust client cannot do without it.
+    serializer_name: str = msgspec.field(name="serializeTypeCurrentRPC")
     remark: str = ""
     ext_fields: dict[str, str] = {}
 
@@ -166,6 +170,7 @@ def _encode_json(command: Command) -> bytes:
                 command.version,
                 command.opaque,
                 command.flag,
+                JSON_NAME,
                 command.remark,
                 command.ext_fields,
             )

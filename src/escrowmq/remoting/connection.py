@@ -11,12 +11,14 @@ I/O: it takes received bytes and returns events, and returns the bytes to send.
 
     call()         the bytes of a request, and a Call to wait for
     send_oneway()  the bytes of a request that gets no response
+    end_call()     end a call whose response was read without receive()
     expire()       fail the calls whose deadline has passed
     close()        fail all pending calls; afterwards nothing can be sent
 
-A call ends in exactly one of four ways: with a Response, or by expire(), close() or cancel(). After
-the last three it is unknown whether the request took effect. After a RemoteProtocolError the
-connection must be closed; receive() and events() raise the same error again.
+A call ends in exactly one of five ways: with a Response, or by end_call(), expire(), close() or
+cancel(). After the last three it is unknown whether the request took effect. After a
+RemoteProtocolError the connection must be closed; receive() and events() raise the same error
+again.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ class Connection:
         self._decoder = FrameDecoder(build, frame_length_max=frame_length_max)
         self._sign = sign
         self._calls_max = calls_max
-        self._opaque_max = opaque_max
+        self._opaque_count = opaque_max + 1
         self._serializer = serializer
         self._calls: dict[int, Call] = {}
         self._next_opaque = 0
@@ -181,7 +183,13 @@ class Connection:
     # --- sending ---------------------------------------------------------------------------------
 
     def call(
-        self, code: int, fields: RequestFields = None, body: Body = b"", *, deadline_s: float
+        self,
+        code: int,
+        fields: RequestFields = None,
+        body: Body = b"",
+        *,
+        deadline_s: float,
+        remark: str = "",
     ) -> tuple[Call, bytes]:
         """Return a new call and the bytes of its request.
 
@@ -191,7 +199,7 @@ class Connection:
         if len(self._calls) >= self._calls_max:
             raise NotSent(f"the connection has {self._calls_max} pending calls, which is the limit")
         opaque = self._take_opaque()
-        data = self._encode(code, opaque, 0, fields, body)
+        data = self._encode(code, opaque, 0, fields, body, remark)
         call = self._calls[opaque] = Call(opaque, code, deadline_s)
         return call, data
 
@@ -223,6 +231,13 @@ class Connection:
         if self._calls.get(call.opaque) is call:
             del self._calls[call.opaque]
 
+    def end_call(self, opaque: int) -> None:
+        """End the call with this opaque, if one is pending.
+
+        For a reader that decodes responses itself and passes nothing to `receive`.
+        """
+        self._calls.pop(opaque, None)
+
     def expire(self, *, now_s: float) -> list[CallFailed]:
         """Fail the calls whose deadline has passed, and return them."""
         late = [call for call in self._calls.values() if call.deadline_s <= now_s]
@@ -240,6 +255,11 @@ class Connection:
     @property
     def pending_calls(self) -> int:
         return len(self._calls)
+
+    @property
+    def oldest_call(self) -> Call | None:
+        """The pending call that was made first."""
+        return next(iter(self._calls.values()), None)
 
     def _fail_calls(self, calls: list[Call], reason: str) -> list[CallFailed]:
         for call in calls:
@@ -271,9 +291,6 @@ class Connection:
         # that of a call which still waits.
         opaque = self._next_opaque
         while opaque in self._calls:
-            opaque = self._following_opaque(opaque)
-        self._next_opaque = self._following_opaque(opaque)
+            opaque = (opaque + 1) % self._opaque_count
+        self._next_opaque = (opaque + 1) % self._opaque_count
         return opaque
-
-    def _following_opaque(self, opaque: int) -> int:
-        return 0 if opaque == self._opaque_max else opaque + 1

@@ -183,9 +183,11 @@ def decode_prefix(prefix: bytes) -> tuple[int, int, int]:
     RemoteProtocolError.
     """
     length, mark = _PREFIX.unpack(prefix)
-    _check_prefix(length, mark, FRAME_LENGTH_MAX)
     header_length = mark & HEADER_LENGTH_MAX
-    return mark >> 24, header_length, length - 4 - header_length
+    body_length = length - 4 - header_length
+    if length > FRAME_LENGTH_MAX or body_length < 0 or mark > _MARK_MAX:
+        _check_prefix(length, mark, FRAME_LENGTH_MAX)
+    return mark >> 24, header_length, body_length
 
 
 def _check_prefix(length: int, mark: int, frame_length_max: int) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import field
@@ -88,13 +88,11 @@ def decode_header(header_type: type[H], ext_fields: dict[str, str]) -> H:
 def encode_header(header: Header) -> dict[str, str]:
     """Return the fields of a header as the wire carries them."""
     values = zip(header.__struct_encode_fields__, msgspec.structs.astuple(header), strict=True)
-    return {name: _encode_value(value) for name, value in values if value is not None}
-
-
-def _encode_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    return {
+        name: "true" if value is True else "false" if value is False else str(value)
+        for name, value in values
+        if value is not None
+    }
 
 
 # --- sending -------------------------------------------------------------------------------------
@@ -294,6 +292,11 @@ class TransactionHeader(Header, frozen=True, kw_only=True):
     transaction_id: str
 
 
+@request(RequestCode.TRANSACTION_CURSORS)
+class TransactionCursorsHeader(Header, frozen=True, kw_only=True):
+    """The body of the response is TransactionCursors."""
+
+
 class SettleTransactionResponse(Header, frozen=True, kw_only=True):
     transaction_id: str
     state: str  # committed or rolled_back
@@ -479,3 +482,5 @@ class ConsumeMessageDirectly(Header, frozen=True, kw_only=True):
     msg_id: str | None = None
     broker_name: str | None = None
     topic: str | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None

@@ -63,12 +63,22 @@ class ProducerGroupHeader(Header, frozen=True, kw_only=True):
     producer_group: str
 
 
+class AllTopicsResponse(Header, frozen=True, kw_only=True):
+    total_topic_num: Int32
+
+
+class AllGroupsResponse(Header, frozen=True, kw_only=True):
+    total_group_num: Int32
+
+
+# RocketMQ 5.5 asks for these two in pages. They are responded to with everything, and the total
+# says that no page follows.
+request(RequestCode.GET_ALL_TOPIC_CONFIG, response=AllTopicsResponse)(NoFields)
+request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, response=AllGroupsResponse)(NoFields)
 request(
-    RequestCode.GET_ALL_TOPIC_CONFIG,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
     RequestCode.CLEAN_UNUSED_TOPIC,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     RequestCode.GET_ALL_PRODUCER_INFO,
 )(NoFields)
 

@@ -26,7 +26,7 @@ from escrowmq.remoting.codes import (
     Language,
     ResponseCode,
 )
-from escrowmq.remoting.command import Command, encode_command
+from escrowmq.remoting.command import JSON_NAME, Command, encode_command
 from escrowmq.remoting.frame import encode_frame, frame_prefix
 from escrowmq.remoting.headers import (
     Header,
@@ -38,16 +38,15 @@ from escrowmq.remoting.requests import Body, Request
 
 REGION: Final = "DefaultRegion"
 
-_HEADER_START = b'{"code":%%d,"language":"%b","version":%d,"opaque":%%d,"flag":%d' % (
-    Language.PYTHON.name.encode(),
-    VERSION,
-    FLAG_RESPONSE,
-)
+_HEADER_START = (
+    b'{"code":%%d,"language":"%b","version":%d,"opaque":%%d,"flag":%d,'
+    b'"serializeTypeCurrentRPC":"%b"'
+) % (Language.PYTHON.name.encode(), VERSION, FLAG_RESPONSE, JSON_NAME.encode())
 _SUCCESS_TEMPLATE = _HEADER_START + b"}"
 _SUCCESS = int(ResponseCode.SUCCESS)  # a plain int is formatted faster than an enum member
 _PULL_TEMPLATE = (
     _HEADER_START + b'%b,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d",'
-    b'"minOffset":"%d","maxOffset":"%d"}}'
+    b'"minOffset":"%d","maxOffset":"%d","topicSysFlag":"%d","groupSysFlag":"%d"}}'
 )
 
 _encode_text = msgspec.json.Encoder().encode
@@ -159,6 +158,8 @@ def encode_pull_response(
     min_offset: int,
     max_offset: int,
     suggested_broker_id: int = 0,
+    topic_sys_flag: int = 0,
+    group_sys_flag: int = 0,
     code: int = _SUCCESS,
     remark: str = "",
     body: Sequence[Body] = (),
@@ -169,13 +170,16 @@ def encode_pull_response(
     if request.serializer == JSON:
         optional = b',"remark":' + _quote(remark) if remark else b""
         offsets = suggested_broker_id, next_offset, min_offset, max_offset
-        header = _PULL_TEMPLATE % (code, request.head.opaque, optional, *offsets)
+        sys_flags = topic_sys_flag, group_sys_flag
+        header = _PULL_TEMPLATE % (code, request.head.opaque, optional, *offsets, *sys_flags)
     else:
         fields = PullMessageResponse(
             suggest_which_broker_id=suggested_broker_id,
             next_begin_offset=next_offset,
             min_offset=min_offset,
             max_offset=max_offset,
+            topic_sys_flag=topic_sys_flag,
+            group_sys_flag=group_sys_flag,
         )
         header = _encode_response_header(request, fields, code, remark)
     prefix = frame_prefix(request.serializer, len(header), sum(map(len, body)))

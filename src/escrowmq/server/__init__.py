@@ -13,7 +13,7 @@ What always holds:
     deletion of files run beside it
   - a response leaves only after its records are as durable as the flush mode promises
   - memory is bounded: connections, unsent responses and incomplete requests have limits
-  - a task that fails stops the process in order; nothing runs on half of its tasks
+  - if a background task fails, the process stops cleanly; it never continues without that task
 
 Modules in reading order:
   serve.py            start, wire the parts together, stop

@@ -1,15 +1,15 @@
 """Metrics and health over HTTP, for Prometheus and for probes.
 
     GET /metrics        the page of metrics; with an ACL, for accounts that may see the cluster
-    GET /health/live    200 as long as the process works
+    GET /health/live    200 as long as the process responds
     GET /health/ready   200 if clients should connect, otherwise 503 and the reason
 
-aiohttp speaks HTTP; what is written here keeps a scraper from disturbing the broker. Connections,
+aiohttp implements HTTP. The code here keeps scrapers from slowing the broker down: connections,
 requests and times are limited, a connection gets one response, and a page is rendered in slices of
-a millisecond between which the broker works.
+a millisecond, between which the broker works.
 
-Only `serve_http()` callers import this module, and only if a port is set: aiohttp costs a plain
-broker neither start-up time nor memory.
+Import this module only if an HTTP port is configured, because aiohttp costs start-up time and
+memory.
 """
 
 from __future__ import annotations
@@ -206,13 +206,15 @@ class MetricsServer:
             return await handler(request)
         except web.HTTPMethodNotAllowed as error:
             return web.Response(
-                status=405, text="only GET and HEAD\n", headers={"Allow": error.headers["Allow"]}
+                status=405,
+                text="only GET and HEAD are allowed\n",
+                headers={"Allow": error.headers["Allow"]},
             )
         except web.HTTPNotFound:
             return web.Response(status=404, text="try /metrics, /health/live, /health/ready\n")
         except Exception:  # a bug in a collector must not affect the broker
             log.exception("HTTP request failed path=%s", request.path)
-            return web.Response(status=500, text="failed, see the log\n")
+            return web.Response(status=500, text="the request failed, see the log\n")
 
     # --- pages -----------------------------------------------------------------------------------
 

@@ -73,7 +73,12 @@ class LiveConfig:
                 continue
             old_text, new_text = setting.text_in(config), setting.text_in(new_config)
             if not setting.is_live:
-                log.warning("%s stays %s: %s needs a restart", setting.key, old_text, new_text)
+                log.warning(
+                    "%s is still %s: the new value %s needs a restart",
+                    setting.key,
+                    old_text,
+                    new_text,
+                )
                 continue
             log.warning("%s changed from %s to %s", setting.key, old_text, new_text)
             config = _with_value(config, setting, value)

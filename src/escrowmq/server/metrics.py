@@ -10,6 +10,7 @@ from typing import Final
 
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.metrics import (
+    STORAGE,
     STORAGE_LABELS,
     BrokerMetrics,
     TransactionMetrics,
@@ -17,13 +18,76 @@ from escrowmq.broker.metrics import (
 )
 from escrowmq.clock import Clock
 from escrowmq.config import Config
-from escrowmq.metrics import Collector, Counter, Family, Gauge, Histogram, Labels, Registry
+from escrowmq.metrics import Collector, Counter, Gauge, Histogram, Registry, Samples
 from escrowmq.server.remoting_server import RemotingServer
 from escrowmq.server.security import AccessControl
 from escrowmq.server.tasks import GroupCommit, StoreMaintenance
 from escrowmq.store.disk import Disk
 
 _STATM: Final = Path("/proc/self/statm")
+
+CONNECTIONS: Final = Gauge(
+    "escrowmq_connections", "Open connections. The port is broker or namesrv.", ("port",)
+)
+REFUSED_CONNECTIONS: Final = Counter(
+    "escrowmq_refused_connections_total",
+    "Connections that were closed at once because of escrowConnectionsMax.",
+    ("port",),
+)
+REFUSED_HANDSHAKES: Final = Counter(
+    "escrowmq_refused_handshakes_total",
+    "Connections that were closed because TLS was missing, or its handshake failed or timed out.",
+    ("port",),
+)
+PARTIAL_BYTES: Final = Gauge(
+    "escrowmq_partial_bytes", "Bytes of requests that are not complete yet.", ("port",)
+)
+DROPPED_PARTIAL: Final = Counter(
+    "escrowmq_dropped_partial_total",
+    "Connections that were closed because a request was incomplete for too long, or incomplete "
+    "requests took too much memory.",
+    ("port",),
+)
+UNSENT_BYTES: Final = Gauge(
+    "escrowmq_unsent_bytes", "Bytes of responses that clients have not read yet.", ("port",)
+)
+UNREADABLE_REQUESTS: Final = Counter(
+    "escrowmq_unreadable_requests_total",
+    "Requests that were refused because they are malformed or unknown.",
+    ("port", "response_code"),
+)
+TURN_SECONDS: Final = Histogram(
+    "escrowmq_turn_seconds",
+    "Duration of a turn, from the first bytes received to the last response written.",
+    ("port",),
+)
+DISK_USED: Final = Gauge(
+    "rocketmq_storage_size",
+    "Bytes used on the disk of the store, also by other programs.",
+    STORAGE_LABELS,
+)
+DISK_FREE: Final = Gauge(
+    "escrowmq_disk_free_bytes", "Bytes free on the disk of the store.", STORAGE_LABELS
+)
+FLUSH_WAITING: Final = Gauge("escrowmq_flush_waiting", "Turns whose responses wait for a flush.")
+FLUSH_SECONDS: Final = Histogram(
+    "escrowmq_flush_seconds",
+    "Duration of a flush of the log. The label why is waited if a response waits for it, and time "
+    "if flushIntervalCommitLog has passed.",
+    ("why",),
+)
+CHECKPOINT_SECONDS: Final = Histogram(
+    "escrowmq_checkpoint_seconds",
+    "Duration of a checkpoint; messages are sent and received meanwhile.",
+)
+BROKEN_FILES: Final = Gauge(
+    "escrowmq_access_files_broken",
+    "Files of accounts or certificates that changed and are invalid; the old content is used.",
+)
+PROCESSOR_SECONDS: Final = Counter("process_cpu_seconds_total", "Processor time of this process.")
+RESIDENT_MEMORY: Final = Gauge(
+    "process_resident_memory_bytes", "Memory of this process, including mapped pages of the log."
+)
 
 
 class Health:
@@ -69,52 +133,21 @@ def add_broker_metrics(
     registry.add(remoting_metrics(server, "broker"))
 
 
-def remoting_metrics(server: RemotingServer, name: str) -> Collector:
-    """Return the collector of a port. `name` is its label: "broker" or "namesrv"."""
-    labels: Labels = {"port": name}
+def remoting_metrics(server: RemotingServer, port: str) -> Collector:
+    """Return the collector of a port, which is labelled "broker" or "namesrv"."""
 
-    def collect() -> Iterator[Family]:
-        yield Gauge(
-            "escrowmq_connections", "Open connections.", [(labels, len(server.connections))]
+    def collect() -> Iterator[Samples]:
+        yield CONNECTIONS.value(len(server.connections), port)
+        yield REFUSED_CONNECTIONS.value(server.refused_connections, port)
+        yield REFUSED_HANDSHAKES.value(server.refused_handshakes(), port)
+        yield PARTIAL_BYTES.value(server.partial_bytes, port)
+        yield DROPPED_PARTIAL.value(server.dropped_partial_requests, port)
+        yield UNSENT_BYTES.value(server.unsent_bytes(), port)
+        yield UNREADABLE_REQUESTS.samples(
+            ((port, response_code_name(code)), count)
+            for code, count in sorted(server.refused_requests.items())
         )
-        yield Counter(
-            "escrowmq_refused_connections_total",
-            "Connections that were closed at once because there were too many.",
-            [(labels, server.refused_connections)],
-        )
-        yield Counter(
-            "escrowmq_refused_handshakes_total",
-            "Connections that were closed because of no TLS or a failed handshake.",
-            [(labels, server.refused_handshakes())],
-        )
-        yield Gauge(
-            "escrowmq_partial_bytes",
-            "Bytes of requests that are not complete yet.",
-            [(labels, server.partial_bytes)],
-        )
-        yield Counter(
-            "escrowmq_dropped_partial_total",
-            "Connections that were closed because of an incomplete request.",
-            [(labels, server.dropped_partial_requests)],
-        )
-        yield Gauge(
-            "escrowmq_unsent_bytes",
-            "Bytes of responses that clients have not read yet.",
-            [(labels, server.unsent_bytes())],
-        )
-        yield Counter(
-            "escrowmq_unreadable_requests_total",
-            "Requests that were refused because they are malformed or unknown.",
-            [
-                ({**labels, "response_code": response_code_name(code)}, count)
-                for code, count in sorted(server.refused_requests.items())
-            ],
-        )
-        yield Histogram(
-            "escrowmq_turn_seconds",
-            "Duration of a turn, from the first bytes received to the last response written.",
-            [(labels, server.turn_seconds)],
-        )
+        yield TURN_SECONDS.value(server.turn_seconds, port)
 
     return collect
 
@@ -124,37 +157,15 @@ def store_metrics(
 ) -> Collector:
     """Return the collector of flushes, checkpoints and the disk."""
 
-    def collect() -> Iterator[Family]:
+    def collect() -> Iterator[Samples]:
         usage = disk.usage()
-        used = usage.total_bytes - usage.free_bytes
-        yield Gauge(
-            "rocketmq_storage_size",
-            "Bytes used on the disk of the store.",
-            [(STORAGE_LABELS, used)],
+        yield DISK_USED.value(usage.total_bytes - usage.free_bytes, *STORAGE)
+        yield DISK_FREE.value(usage.free_bytes, *STORAGE)
+        yield FLUSH_WAITING.value(group_commit.waiting_count)
+        yield FLUSH_SECONDS.samples(
+            [(("waited",), group_commit.flush_seconds), (("time",), maintenance.flush_seconds)]
         )
-        yield Gauge(
-            "escrowmq_disk_free_bytes",
-            "Bytes free on the disk of the store.",
-            [(STORAGE_LABELS, usage.free_bytes)],
-        )
-        yield Gauge(
-            "escrowmq_flush_waiting",
-            "Turns whose responses wait for a flush.",
-            [({}, group_commit.waiting_count)],
-        )
-        yield Histogram(
-            "escrowmq_flush_seconds",
-            "Duration of a flush of the log, for waiting requests or at the interval.",
-            [
-                ({"why": "waited"}, group_commit.flush_seconds),
-                ({"why": "time"}, maintenance.flush_seconds),
-            ],
-        )
-        yield Histogram(
-            "escrowmq_checkpoint_seconds",
-            "Duration of a checkpoint; messages are sent and received meanwhile.",
-            [({}, maintenance.checkpoint_seconds)],
-        )
+        yield CHECKPOINT_SECONDS.value(maintenance.checkpoint_seconds)
 
     return collect
 
@@ -162,30 +173,18 @@ def store_metrics(
 def access_metrics(access: AccessControl) -> Collector:
     """Return the collector of the files of accounts and certificates."""
 
-    def collect() -> Iterator[Family]:
-        yield Gauge(
-            "escrowmq_access_files_broken",
-            "Files of accounts or certificates that are invalid; the old content is used.",
-            [({}, sum(watcher.is_broken for watcher in access.watchers))],
-        )
+    def collect() -> Iterator[Samples]:
+        yield BROKEN_FILES.value(sum(watcher.is_broken for watcher in access.watchers))
 
     return collect
 
 
-def process_metrics() -> Iterator[Family]:
+def process_metrics() -> Iterator[Samples]:
     """Collect processor time and memory, under the names that Prometheus clients use."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    yield Counter(
-        "process_cpu_seconds_total",
-        "Processor time of this process.",
-        [({}, round(usage.ru_utime + usage.ru_stime, 6))],
-    )
+    yield PROCESSOR_SECONDS.value(round(usage.ru_utime + usage.ru_stime, 6))
     try:
         pages = int(_STATM.read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return  # there is no /proc on this system
-    yield Gauge(
-        "process_resident_memory_bytes",
-        "Memory of this process, including mapped pages of the log.",
-        [({}, pages * os.sysconf("SC_PAGE_SIZE"))],
-    )
+    yield RESIDENT_MEMORY.value(pages * os.sysconf("SC_PAGE_SIZE"))

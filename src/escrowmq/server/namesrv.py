@@ -1,7 +1,7 @@
 """The name server on its port, and the registration of a broker with name servers.
 
 serve_name_server()   the name server and its key-value file, DATA/namesrv/kvConfig.json
-Registrar             keeps a broker registered with one name server, and never gives up
+Registrar             keeps a broker registered with one name server; it retries for ever
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import msgspec
 
 from escrowmq.auth.acl import Permission
 from escrowmq.broker.broker import Broker
+from escrowmq.client.connection import ClientConnection
 from escrowmq.clock import Clock, SteadyClock
 from escrowmq.config import Config
 from escrowmq.errors import (
     BrokenBody,
     ConfigError,
     EscrowError,
-    OutcomeUnknown,
     RequestRefused,
     StoreError,
 )
@@ -33,14 +33,12 @@ from escrowmq.namesrv.name_server import KvConfig, NameServer
 from escrowmq.namesrv.registration import (
     BrokerDescription,
     RegistrationRequest,
-    parse_registration_response,
     registration_request,
     unregistration_request,
 )
-from escrowmq.parsing import parse_address, parse_lenient_json
-from escrowmq.remoting.command import Command
-from escrowmq.remoting.connection import Connection, Response, SignFunction
-from escrowmq.remoting.requests import Body, Request
+from escrowmq.parsing import parse_lenient_json
+from escrowmq.remoting.connection import SignFunction
+from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error
 from escrowmq.server.live_config import LiveConfig
 from escrowmq.server.metrics import remoting_metrics
@@ -75,7 +73,7 @@ class KvConfigFile:
     """
 
     def __init__(self, disk: Disk) -> None:
-        """Raises ConfigError if the file is there and cannot be read."""
+        """Raises ConfigError if the file exists and cannot be read."""
         self._disk = disk
         data = read_file(disk, KV_CONFIG_PATH)
         try:
@@ -111,7 +109,9 @@ class _NameServerHandler:
         validator = self._access.validator
         if validator is not None:
             try:
-                validator.check(request, connection.address, self._required_permissions)
+                validator.check(
+                    request, connection.address, self._required_permissions, now_ms=now_ms
+                )
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
                 return
@@ -195,7 +195,7 @@ class Registrar:
     ) -> None:
         self._sign = sign
         self._tls = tls
-        self._host, self._port = parse_address(address)
+        self._address = address
         self._description = description
         self._topics = topics
         self._interval_s = interval_s
@@ -209,71 +209,44 @@ class Registrar:
     async def run(self) -> None:
         while True:
             try:
-                async with _NameServerConnection(
-                    self._host, self._port, self._sign, self._tls
-                ) as connection:
-                    await self._keep_registered(connection)
-            except (OSError, EscrowError, TimeoutError) as error:
-                log.warning(
-                    "not registered, will retry name_server=%s:%d: %s",
-                    self._host,
-                    self._port,
-                    error,
+                connection = await ClientConnection.connect(
+                    self._address, _ignore_request, sign=self._sign, ssl_context=self._tls
                 )
+                try:
+                    await self._keep_registered(connection)
+                finally:
+                    connection.close()
+            except EscrowError as error:
+                log.warning("not registered, will retry name_server=%s: %s", self._address, error)
                 await asyncio.sleep(RETRY_INTERVAL_S)
 
-    async def _keep_registered(self, connection: _NameServerConnection) -> None:
+    async def _keep_registered(self, connection: ClientConnection) -> None:
         try:
             while True:
                 self._topics_changed.clear()
                 topics, version = self._topics()
-                parse_registration_response(
-                    *await connection.call(registration_request(self._description, topics, version))
-                )
+                await _call(connection, registration_request(self._description, topics, version))
                 if not self.registered.is_set():
-                    log.info("registered name_server=%s:%d", self._host, self._port)
+                    log.info("registered name_server=%s", self._address)
                     self.registered.set()
                 # Not wait_for: in Python 3.11 it loses a cancellation that comes with the result.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
                         await self._topics_changed.wait()
         except asyncio.CancelledError:
-            with contextlib.suppress(OSError, EscrowError, TimeoutError):
-                await connection.call(unregistration_request(self._description))
+            with contextlib.suppress(EscrowError):
+                await _call(connection, unregistration_request(self._description))
             raise
 
 
-class _NameServerConnection:
-    """A connection to a name server with one call at a time."""
+async def _call(connection: ClientConnection, request: RegistrationRequest) -> None:
+    await connection.call_checked(
+        request.code, request.fields, request.body, timeout_s=RESPONSE_TIMEOUT_S
+    )
 
-    def __init__(
-        self, host: str, port: int, sign: SignFunction | None, tls: ssl.SSLContext | None
-    ) -> None:
-        self._host = host
-        self._port = port
-        self._tls = tls
-        self._connection = Connection(sign=sign)
 
-    async def __aenter__(self) -> _NameServerConnection:
-        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
-            self._reader, self._writer = await asyncio.open_connection(
-                self._host.strip("[]"), self._port, ssl=self._tls
-            )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._writer.close()
-
-    async def call(self, request: RegistrationRequest) -> tuple[Command, Body]:
-        call, data = self._connection.call(request.code, request.fields, request.body, deadline_s=0)
-        self._writer.write(data)
-        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
-            while chunk := await self._reader.read(64 * 1024):
-                self._connection.receive(chunk)
-                for event in self._connection.events():
-                    if isinstance(event, Response) and event.call is call:
-                        return event.command, bytes(event.body)
-        raise OutcomeUnknown("the name server closed the connection")
+def _ignore_request(connection: ClientConnection, request: Request[Any]) -> None:
+    """Ignore what a name server of RocketMQ sends to brokers that may become masters."""
 
 
 def new_registrars(

@@ -65,7 +65,7 @@ class ServerConnection(asyncio.Protocol):
         self._is_write_paused = False
         self._is_held = False
         self._pending_calls: dict[Call, Callable[[Command | None, bytes], None]] = {}
-        # Set while a chunk has more requests than one connection may have in a turn.
+        # The events of a chunk that are left for the next turn.
         self._remaining_events: Iterator[Event] | None = None
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # incomplete request: bytes received so far, and its number
@@ -129,7 +129,7 @@ class ServerConnection(asyncio.Protocol):
         self._update_reading()
 
     def hold_reading(self, is_held: bool) -> None:
-        """Stop or resume reading because of what all connections together hold in memory."""
+        """Stop or resume reading, depending on the memory that all connections together use."""
         if is_held != self._is_held:
             self._is_held = is_held
             self._update_reading()
@@ -186,7 +186,7 @@ class ServerConnection(asyncio.Protocol):
         data = self._encode_send_response(
             request, log_offset, queue_id, queue_offset, code, transaction_id
         )
-        if data:  # the same as write(), without its call: every send passes here
+        if data:  # the body of write(), inlined because every send passes here
             if not self._outgoing:
                 self._server.schedule_flush(self)
             self._outgoing.append(data)
@@ -209,6 +209,8 @@ class ServerConnection(asyncio.Protocol):
         next_offset: int,
         min_offset: int,
         max_offset: int,
+        topic_sys_flag: int = 0,
+        group_sys_flag: int = 0,
         code: int = ResponseCode.SUCCESS,
         remark: str = "",
         slices: Sequence[Body] = (),
@@ -219,6 +221,8 @@ class ServerConnection(asyncio.Protocol):
                 next_offset=next_offset,
                 min_offset=min_offset,
                 max_offset=max_offset,
+                topic_sys_flag=topic_sys_flag,
+                group_sys_flag=group_sys_flag,
                 code=code,
                 remark=remark,
                 body=slices,
@@ -431,7 +435,7 @@ class RemotingServer:
         self.turn_start_ms, self.turn_start_s = clock.now_ms(), clock.elapsed_s()
         self._server: asyncio.Server | None = None
         self._unsent_bytes: dict[ServerConnection, int] = {}  # not yet accepted by the socket
-        # Not read from, because all connections together hold too much in memory.
+        # Connections that are not read from, because all together use too much memory.
         self._held_connections: set[ServerConnection] = set()
         self._idle_tracker: IdleTracker[ServerConnection] = IdleTracker(
             config.idle_max_s, now_s=clock.elapsed_s()
@@ -444,7 +448,7 @@ class RemotingServer:
         self.refused_connections = 0
         self.refused_requests: defaultdict[int, int] = defaultdict(int)  # by response code
         self.turn_seconds = Distribution(LATENCY_BOUNDS_S)
-        self._calling: set[ServerConnection] = set()  # have calls to their clients pending
+        self._calling: set[ServerConnection] = set()  # with calls that are not answered
 
     async def listen(self, listening_socket: socket.socket) -> None:
         tls = self._tls
@@ -480,7 +484,7 @@ class RemotingServer:
             connection.hold_reading(True)
 
     def refused_handshakes(self) -> int:
-        """Return the number of connections that were closed for no TLS or a failed handshake."""
+        """Return the number of connections closed because of missing TLS or a failed handshake."""
         return 0 if self._tls_detector is None else self._tls_detector.refused
 
     def _has_capacity(self, pending: int) -> bool:
@@ -502,7 +506,7 @@ class RemotingServer:
     def handle_events(self, connection: ServerConnection, events: Iterator[Event]) -> bool:
         """Handle the events of one chunk; responses are sent at the end of the turn.
 
-        Return False if there may be more events than one connection may have in a turn.
+        Return False if the connection has used its share of the turn and may have more events.
         """
         handle, now_ms, remaining = self._handler.handle, self.turn_start_ms, EVENTS_PER_TURN_MAX
         for event in events:

@@ -4,8 +4,8 @@
     TlsDetector       plain and TLS connections on one port, told apart by the first byte
     FileWatcher       reloads accounts and certificates when their files change
 
-A broker that listens on another address than loopback must have accounts, unless the operator
-allows it to be insecure: `require_auth_or_loopback()`.
+A broker that listens on an address other than loopback must have accounts, unless the operator
+allows it to run without them: `require_auth_or_loopback()`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class AccessControl:
     """
 
     def __init__(self, config: Config, internal_account: InternalAccount | None = None) -> None:
-        """Pass the account of the brokers if they run in other processes than the name server."""
+        """`internal_account` is needed if brokers and name server run in different processes.
+
+        Without it a random account is created.
+        """
         security = config.security
         self._cluster = config.broker.cluster_name
         self.validator: AccessValidator | None = None
@@ -72,8 +75,8 @@ class AccessControl:
 
     def _enable_acl(self, file: Path, internal_account: InternalAccount) -> None:
         validator = self.validator = AccessValidator(load_acl_file(file))
-        # The broker registers with the name server of its own process by this account, which is
-        # in no file.
+        # With this account, which is in no file, the broker registers with the name server of its
+        # own process.
         key, secret = internal_account
         account = PlainAccount(access_key=key, secret_key=secret, is_admin=True)
         validator.add_internal_account(account)
@@ -217,7 +220,7 @@ def client_context(config: SecurityConfig) -> ssl.SSLContext:
 
 def _load_certificate(context: ssl.SSLContext, config: SecurityConfig) -> None:
     assert config.tls_cert is not None
-    # A callable even if there is no password: OpenSSL would ask for it on the terminal.
+    # Even if there is no password it must be a callable: otherwise OpenSSL asks on the terminal.
     context.load_cert_chain(
         config.tls_cert, config.tls_key, password=lambda: config.tls_key_password.reveal()
     )
@@ -243,9 +246,9 @@ class TlsDetector:
     """Plain and TLS connections on one port, as in RocketMQ.
 
     A TLS handshake begins with the byte 0x16. A plain connection begins with the length of a frame,
-    which is never that large. The first byte is peeked at, and the socket is then handed to the
-    protocol as it is, or behind TLS. A client that sends nothing or stalls in the handshake is
-    closed after a timeout, and counts as a connection until then.
+    whose first byte is 0 or 1. The first byte is peeked at, and the socket is then handed to the
+    protocol, directly or through TLS. A client that sends nothing or stalls in the handshake is
+    disconnected after a timeout, and counts as a connection until then.
 
     `get_context` is called for every connection, because certificates change. `has_capacity` is
     called with the number of connections that are still being detected.

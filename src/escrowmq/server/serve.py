@@ -50,12 +50,12 @@ from escrowmq.store.store import MessageStore
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 1.0
-RESERVED_FILES = 1024  # for the store and the name server, beside one per connection
+RESERVED_FILES = 1024  # of the store and the name server; each connection needs one more
 DISK_FULL_HINT = (
     "Nothing is lost, but starting needs disk space: free 64 MiB in {directory}, or more if its "
     "consume queues have to be rebuilt (60 bytes per message), and start again"
 )
-# The thread of a checkpoint must not delay a turn for the 5 ms that are Python's default.
+# With Python's default of 5 ms, the thread of a checkpoint could delay a turn by that much.
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -302,7 +302,12 @@ def _open_store(
     config: Config, disk: Disk, store_host: bytes, listening_socket: socket.socket
 ) -> MessageStore:
     try:
-        store = MessageStore.open(disk, config.store, store_host=store_host)
+        store = MessageStore.open(
+            disk,
+            config.store,
+            store_host=store_host,
+            delay_levels_ms=config.delay.delay_levels_ms,
+        )
     except EscrowError:
         listening_socket.close()
         raise

@@ -3,10 +3,10 @@
     this process    the name server, the metrics of all brokers, N child processes
     each child      a broker: broker-a-0 in DATA/broker-0 on port P, the next one on P + 10, …
 
-A broker is one thread of Python, so several processes are how to use several cores. A child that
-dies is started again. Its standard input is a pipe that only this process holds, so it stops in
-order when this process is gone, however it ended. Its metrics are served on a socket that this
-process opened and the child inherited, so it needs no port of its own.
+A broker runs in one Python thread, so several processes are needed to use several cores. A child
+that dies is started again. Its standard input is a pipe whose other end only this process holds:
+when this process ends, even by SIGKILL, the pipe is closed and the child stops cleanly. The child
+serves its metrics on a socket that it inherits from this process, so it needs no port of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import uvloop
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.config import Config, ResolvedConfig
 from escrowmq.errors import ConfigError, EscrowError, NotSent
-from escrowmq.metrics import Counter, Family, Gauge, Registry
+from escrowmq.metrics import Counter, Gauge, Registry, Samples
 from escrowmq.secret import Secret
 from escrowmq.server.live_config import LiveConfig
 from escrowmq.server.metrics import Health, new_registry
@@ -51,7 +51,7 @@ from escrowmq.store.log_files import LogFiles
 log = logging.getLogger(__name__)
 
 BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)  # before the n-th restart in a row
-STABLE_RUN_S: Final = 60.0  # a child that ran this long begins with the first backoff again
+STABLE_RUN_S: Final = 60.0  # after a run of this length, the backoff starts from the beginning
 FETCH_TIMEOUT_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 60.0  # then a child is killed
 _ACCOUNT_VARIABLE: Final = "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS"
@@ -70,9 +70,9 @@ class ChildBroker:
         clock: Clock,
         account: tuple[str, Secret] | None = None,
     ) -> None:
-        """Pass the account that the broker and its supervisor share, if there is an ACL.
+        """`account` is the one that broker and supervisor share; None without an ACL.
 
-        The child gets it in its environment, which other users cannot read, unlike a command line.
+        The child gets it in its environment: unlike a command line, other users cannot read that.
         """
         self.name = name
         self._arguments = list(arguments)
@@ -96,7 +96,7 @@ class ChildBroker:
 
     async def run(self, failed: asyncio.Event) -> None:
         """Run the child until `stop()`. `failed` is set if it ends before it was ever ready."""
-        in_a_row = 0
+        short_runs = 0  # in a row
         has_been_ready = False
         while not self._is_stopping:
             began_s = self._clock.elapsed_s()
@@ -108,8 +108,9 @@ class ChildBroker:
             if not has_been_ready:
                 failed.set()
                 return
-            in_a_row = 0 if self._clock.elapsed_s() - began_s >= STABLE_RUN_S else in_a_row + 1
-            wait_s = BACKOFF_S[min(max(in_a_row - 1, 0), len(BACKOFF_S) - 1)]
+            is_stable = self._clock.elapsed_s() - began_s >= STABLE_RUN_S
+            short_runs = 0 if is_stable else short_runs + 1
+            wait_s = BACKOFF_S[min(max(short_runs - 1, 0), len(BACKOFF_S) - 1)]
             log.error(
                 "broker died, restarting in %s s name=%s exit_code=%d",
                 wait_s,
@@ -281,8 +282,9 @@ async def _supervise(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     clock = SystemClock()
-    # One account serves the brokers at the name server and this process at the brokers. If an
-    # operator has configured one for other name servers, the brokers need that one.
+    # The brokers register at the name server with this account, and this process reads their
+    # metrics with it. If the operator has configured an account for other name servers, the brokers
+    # need that one, so it is used for everything.
     account = configured_internal_account(config)
     if account is None and config.security.is_acl_on:
         account = new_internal_account()
@@ -424,17 +426,19 @@ def _print_ready(config: Config, addresses: list[str], children: list[ChildBroke
 # --- metrics -------------------------------------------------------------------------------------
 
 
-def _child_metrics(children: list[ChildBroker]) -> Iterator[Family]:
-    yield Gauge(
-        "escrowmq_broker_up",
-        "Whether a broker of this machine is ready.",
-        [({"broker": child.name}, int(child.ready.is_set())) for child in children],
-    )
-    yield Counter(
-        "escrowmq_broker_restarts_total",
-        "Restarts of a broker of this machine after it died.",
-        [({"broker": child.name}, child.restarts) for child in children],
-    )
+BROKER_UP: Final = Gauge(
+    "escrowmq_broker_up", "1 if a broker of this machine is ready, 0 if not.", ("broker",)
+)
+BROKER_RESTARTS: Final = Counter(
+    "escrowmq_broker_restarts_total",
+    "Restarts of a broker of this machine after it died.",
+    ("broker",),
+)
+
+
+def _child_metrics(children: list[ChildBroker]) -> Iterator[Samples]:
+    yield BROKER_UP.samples(((child.name,), int(child.ready.is_set())) for child in children)
+    yield BROKER_RESTARTS.samples(((child.name,), child.restarts) for child in children)
 
 
 class MergedMetrics:
@@ -478,7 +482,7 @@ class _ClusterMetrics:
         if self.registry is not None:
             pages.add(self.registry.lines())
         for child in self.children:
-            with contextlib.suppress(NotSent):  # escrowmq_broker_up shows it
+            with contextlib.suppress(NotSent):  # escrowmq_broker_up shows that it is down
                 status, body = await child.http_get("/metrics")
                 if status == 200:
                     pages.add(body.splitlines(keepends=True))

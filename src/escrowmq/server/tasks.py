@@ -5,8 +5,8 @@
     background_tasks   run tasks as long as the server; stop it if one of them fails
 
 Under ASYNC_FLUSH, RocketMQ's default, only the flush of StoreMaintenance makes messages durable: a
-power cut can cost the last half second. Under SYNC_FLUSH, GroupCommit flushes before each response
-and leaves it little to do.
+power cut can cost the last half second. Under SYNC_FLUSH, GroupCommit flushes before each response,
+and little is left for StoreMaintenance to flush.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Waiter(NamedTuple):
 
 
 class GroupCommit:
-    """Flush the log for everyone who waits, in one fsync.
+    """Flush the log for all waiting requests in one fsync.
 
     While a flush runs in a thread, further requests gather; when it is done, the next flush serves
     all of them. A disk that is twice as slow makes the groups twice as large, not the queue twice
@@ -64,7 +64,7 @@ class GroupCommit:
         self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
 
     def when_flushed(self, log_offset: int, callback: Callable[[StoreError | None], None]) -> None:
-        """Call `callback` with None once all below `log_offset` is durable, or with an error.
+        """Call `callback` with None once the log below `log_offset` is durable, or with an error.
 
         It is called at once if that is durable already. Offsets must not decrease from call to
         call: they are the ends of appends.
@@ -285,7 +285,7 @@ async def _run_to_completion(function: Callable[[], None]) -> bool:
 
 @contextlib.asynccontextmanager
 async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
-    """Run coroutines for as long as the block; a failing one stops the process in order."""
+    """Run coroutines until the block ends. If one fails, the process is stopped cleanly."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     for task in tasks:
         task.add_done_callback(_stop_if_failed)
@@ -298,7 +298,7 @@ async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
 
 
 def _stop_if_failed(task: asyncio.Task[None]) -> None:
-    """Stop the process: without one of its tasks it would only look alive."""
+    """Stop the process, which would otherwise look healthy while part of its work is not done."""
     if not task.cancelled() and task.exception() is not None:
         log.error("background task failed, stopping", exc_info=task.exception())
         os.kill(os.getpid(), signal.SIGTERM)

@@ -100,12 +100,11 @@ class ReadCluster(Cluster):
             expression = re.compile(pattern)
         except re.error as error:
             raise InvalidOption(f"option subscribePattern {pattern!r}: {error}") from error
-        return [
-            topic
-            for topic in self.topics()
-            if expression.fullmatch(topic)
-            and (include_system or not names.is_internal_topic(topic))
-        ]
+        topics = [topic for topic in self.topics() if expression.fullmatch(topic)]
+        if include_system:
+            return topics
+        server_names = self.server_names()
+        return [topic for topic in topics if not names.is_internal_topic(topic, server_names)]
 
     # --- offsets ---------------------------------------------------------------------------------
 

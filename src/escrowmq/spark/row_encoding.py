@@ -378,7 +378,7 @@ class BatchEncoder:
         while index < len(sizes):
             begin = int(offsets[index])
             last_offset = begin + limit - buffer.body_bytes
-            end_index = int(np.searchsorted(offsets, last_offset, side="right")) - 1
+            end_index = int(offsets.searchsorted(last_offset, side="right")) - 1
             if end_index <= index and buffer.message_count:
                 yield buffer.take()
                 self._rotate_queue(buffer)

@@ -9,9 +9,10 @@ stored twice.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Final
+
+import msgspec
 
 from escrowmq.client.access import Access
 from escrowmq.client.sync_connection import SyncConnection
@@ -49,8 +50,7 @@ _clock = SystemClock()
 _sleep = threading.Event().wait  # the event is never set
 
 
-@dataclass(frozen=True, slots=True)
-class _Send:
+class _Send(msgspec.Struct, frozen=True):  # every send creates one; a dataclass takes 1 us longer
     number: int  # the order of the sends
     code: RequestCode
     header: Header
@@ -117,16 +117,11 @@ class SendPipeline:
         self, code: RequestCode, header: Header, body_parts: Sequence[Body], body_bytes: int
     ) -> None:
         """Send a message. Wait while too many bytes are in flight. Raises as `flush()`."""
+        in_flight_bytes = body_bytes + _HEADER_BYTES
         self._send_count += 1
-        request = _Send(self._send_count, code, header, body_parts, body_bytes + _HEADER_BYTES)
-        self._unsent.append(request)
-        self._in_flight_bytes += request.in_flight_bytes
-        self._run_until(
-            lambda: (
-                self._in_flight_bytes <= self._max_in_flight_bytes
-                and len(self._unanswered) < _MAX_UNANSWERED
-            )
-        )
+        self._unsent.append(_Send(self._send_count, code, header, body_parts, in_flight_bytes))
+        self._in_flight_bytes += in_flight_bytes
+        self._send_and_receive(self._max_in_flight_bytes)
 
     def flush(self) -> None:
         """Wait until all sends are stored. Raises RequestRefused or TransportError if one is not.
@@ -134,16 +129,22 @@ class SendPipeline:
         The error is raised only if nothing was stored for `timeout_s`.
         """
         if self._send_count:
-            self._run_until(lambda: not self._in_flight_bytes)
+            self._send_and_receive(0)
 
-    def _run_until(self, is_done: Callable[[], bool]) -> None:
-        """Send what is unsent, then receive responses until `is_done`, through reconnections."""
+    def _send_and_receive(self, max_in_flight_bytes: int) -> None:
+        """Send what is unsent, then receive responses until no more than this is in flight.
+
+        If the connection breaks, open it again and repeat.
+        """
         deadline_s = _clock.elapsed_s() + self._timeout_s
         delays = _retry_delays()
         while True:
             try:
                 self._send_unsent()
-                while not is_done():
+                while (
+                    self._in_flight_bytes > max_in_flight_bytes
+                    or len(self._unanswered) >= _MAX_UNANSWERED
+                ):
                     if self._refused:
                         _sleep(next(delays))
                         self._unsent, self._refused = self._refused, []
@@ -165,13 +166,14 @@ class SendPipeline:
     def _send_unsent(self) -> None:
         while self._unsent:
             request = self._unsent[0]
-            opaque = self._open().send(request.code, request.header, request.body_parts)
+            connection = self._connection or self._open()
+            opaque = connection.send(request.code, request.header, request.body_parts)
             self._unanswered[opaque] = request
             del self._unsent[0]
 
     def _receive(self) -> bool:
         """Process one response. Return whether a message was stored."""
-        opaque, reply = self._open().receive()
+        opaque, reply = (self._connection or self._open()).receive()
         request = self._unanswered.pop(opaque, None)
         if request is None:
             return False

@@ -139,11 +139,15 @@ def _check_columns(records: Records, table: PropertyTable) -> ColumnArrays:
     steps = records.data[position + 8]
     check_number = records.data[position + 9].astype(np.int32) * 256 + records.data[position + 10]
     step_names = pa.array([*JOURNAL_EVENTS, None], pa.string())  # an unknown step becomes null
+    # The client's address or the operator, and what they said, if anything.
+    text = decode_utf8(records.body_from(_JOURNAL_HEAD_BYTES))
+    parts = pc.extract_regex(text, r"^(?P<who>[^\n]*)\n?(?P<reason>(?s:.*))$")
     return {
         "half_offset": int_array(records.read_int64(position), pa.int64()),
         "step": step_names.take(pa.array(np.minimum(steps, len(JOURNAL_EVENTS)))),
         "checks": int_array(check_number, pa.int32()),
-        "who": decode_utf8(records.body_from(_JOURNAL_HEAD_BYTES)),
+        "who": parts.field(0),
+        "reason": pc.if_else(pc.equal(parts.field(1), ""), None, parts.field(1)),
     }
 
 
@@ -155,6 +159,7 @@ def _decision_columns(records: Records, table: PropertyTable) -> ColumnArrays:
         "commits": pa.array([decision.commits for decision in decisions], LONG_LIST),
         "rolls_back": pa.array([decision.rolls_back for decision in decisions], LONG_LIST),
         "who": pa.array([decision.by or None for decision in decisions], pa.string()),
+        "reason": pa.array([decision.reason or None for decision in decisions], pa.string()),
         "writer": pa.array([decision.writer or None for decision in decisions], pa.string()),
         "batch": pa.array(
             [decision.batch if decision.writer else None for decision in decisions], pa.int64()

@@ -9,30 +9,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from itertools import islice
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from escrowmq.blocking import Consumer
 from escrowmq.client.consumer.consumer import Consumer as AsyncConsumer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock
 from escrowmq.database.marker import INBOX_RETENTION_MS
-from escrowmq.database.transaction import InboxRetention
+from escrowmq.database.transaction import BlockingInbox, IdempotentHandler, RowRetention
 from escrowmq.sql import statements
 from escrowmq.sql.statements import inbox_table, insert_inbox_row
 
 log = logging.getLogger(__name__)
 
 Effect = Callable[[Session, ReceivedMessage], None]
-IdempotentHandler = Callable[[ReceivedMessage], bool]
 AsyncEffect = Callable[[AsyncSession, ReceivedMessage], Awaitable[None]]
 AsyncIdempotentHandler = Callable[[ReceivedMessage], Awaitable[bool]]
 
 
-class Inbox(InboxRetention):
+class Inbox(BlockingInbox):
     """Runs the effect of each message once, however often the message is delivered.
 
         inbox = Inbox(engine, group="bank-b")
@@ -91,23 +88,6 @@ class Inbox(InboxRetention):
 
         return handle_once
 
-    def run(
-        self, consumer: Consumer, handler: IdempotentHandler, *, limit: int | None = None
-    ) -> None:
-        """Handle the messages of a consumer until it is closed, or `limit` messages.
-
-        A message whose effect raises comes again later, and moves to the dead letters of the group
-        in the end. Deletes old rows once an hour.
-        """
-        for message in islice(consumer, limit):
-            try:
-                handler(message)
-            except Exception:
-                log.exception("effect failed, will retry message=%s", message.message_id)
-                consumer.retry_later(message)
-            if self._cleanup_queue.is_cleanup_due():
-                self.purge()
-
     def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete rows older than `retention_ms`, or another age, and return how many."""
         before_ms = self._purge_before_ms(older_than_ms)
@@ -115,7 +95,7 @@ class Inbox(InboxRetention):
             return statements.purge_before(connection, inbox_table, before_ms)
 
 
-class AsyncInbox(InboxRetention):
+class AsyncInbox(RowRetention):
     """Inbox for an AsyncEngine; see Inbox. Without migrations, await `create_tables` first."""
 
     def __init__(

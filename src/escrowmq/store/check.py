@@ -34,7 +34,7 @@ from escrowmq.store.disk import Disk, Lock, read_file
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import FileChange, load_redo
 from escrowmq.store.log_files import LogFiles
-from escrowmq.store.store import ABORT_PATH, LOCK_PATH
+from escrowmq.store.store import ABORT_PATH, DEFAULT_DELAY_LEVELS_MS, LOCK_PATH
 
 __all__ = ["CheckReport", "Finding", "Severity", "check_store", "is_store"]
 
@@ -84,7 +84,9 @@ def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
         index = IndexCheck(disk, log, shutdown, findings, config)
     try:
         for record in log.scan():
-            tags_code, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
+            tags_code, keys = tags_and_keys(
+                record.topic, record.properties, record.stored_ms, DEFAULT_DELAY_LEVELS_MS
+            )
             is_deleted = deleted_topics is not None and deleted_topics.is_deleted(
                 record.topic, record.log_offset
             )

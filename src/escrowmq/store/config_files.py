@@ -35,6 +35,10 @@ class GroupConfig(ConfigEntry, frozen=True, kw_only=True, rename="camel"):
     notify_consumer_ids_changed_enable: bool = True
     group_sys_flag: int = 0
     consume_timeout_minute: int = 15
+    # RocketMQ 5 writes it. It is kept and shown, but delays of retries always follow the levels.
+    group_retry_policy: dict[str, Any] = msgspec.field(
+        default_factory=lambda: {"type": "CUSTOMIZED"}
+    )
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
 
 

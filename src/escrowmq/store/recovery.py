@@ -21,7 +21,7 @@ index files happen to hold. So a crash during recovery is harmless: the next sta
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -86,6 +86,7 @@ def recover(
     log: CommitLog,
     queues: QueueTable,
     index: KeyIndex,
+    delay_levels_ms: Sequence[int],
     *,
     was_clean: bool,
     spill: Callable[[], None],
@@ -105,13 +106,14 @@ def recover(
     recovery = None
     if checkpoint is not None:
         with contextlib.suppress(_InconsistentQueues):
-            recovery = _LogReplay(log, queues, index, spill).from_checkpoint(
+            recovery = _LogReplay(log, queues, index, delay_levels_ms, spill).from_checkpoint(
                 checkpoint, was_clean=was_clean
             )
     if recovery is None:
         index.clear()
         queues.open()
-        recovery = _LogReplay(log, queues, index, spill).from_start(saved, was_clean=was_clean)
+        replay = _LogReplay(log, queues, index, delay_levels_ms, spill)
+        recovery = replay.from_start(saved, was_clean=was_clean)
     queues.deleted_topics.trim(log_begin=log.begin, log_end=recovery.end)
     if saved is not None and saved.log_offset > recovery.end:
         lost_end = LogOffset(saved.log_offset)
@@ -139,11 +141,17 @@ class _LogReplay:
     """One pass over the log that restores the queue entry and the keys of every record."""
 
     def __init__(
-        self, log: CommitLog, queues: QueueTable, index: KeyIndex, spill: Callable[[], None]
+        self,
+        log: CommitLog,
+        queues: QueueTable,
+        index: KeyIndex,
+        delay_levels_ms: Sequence[int],
+        spill: Callable[[], None],
     ) -> None:
         self._log = log
         self._queues = queues
         self._index = index
+        self._delay_levels_ms = delay_levels_ms
         self._spill = spill
         log.end = log.files_end()  # so that records can be read; the replay finds the real end
 
@@ -187,7 +195,9 @@ class _LogReplay:
         restorer = _QueueRestorer(self._log, self._queues, scanner, is_strict=is_strict)
         indexed_end = self._index.end_offset
         for record in scanner.records(recovery.scanned_from):
-            tags_code, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
+            tags_code, keys = tags_and_keys(
+                record.topic, record.properties, record.stored_ms, self._delay_levels_ms
+            )
             reason = restorer.add(record, tags_code)
             if reason is not None:
                 if scanner.reject(record, reason):
@@ -214,7 +224,7 @@ class _LogReplay:
         for number, record in enumerate(LogScanner(self._log, end).records(self._log.begin), 1):
             if record.log_offset >= end:
                 break
-            _, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
+            _, keys = tags_and_keys(record.topic, record.properties)
             _restore_keys(self._index, record, keys)
             if number % SPILL_INTERVAL_RECORDS == 0:
                 self._spill()

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from escrowmq.config import StoreConfig
+from escrowmq.config import DelayConfig, StoreConfig
 from escrowmq.errors import (
     CorruptRecord,
     RecordNotFound,
@@ -77,6 +77,7 @@ from escrowmq.store.recovery import Recovery, recover
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
 _TIME_MAX_MS: Final = 1 << 62
+DEFAULT_DELAY_LEVELS_MS: Final = DelayConfig().delay_levels_ms
 
 
 class StoreReader:
@@ -142,7 +143,7 @@ class StoreReader:
                 record = self._log.record_at(log_offset)
             except (RecordNotFound, CorruptRecord):
                 continue  # the record has expired, or the index entry is damaged
-            _, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
+            _, keys = tags_and_keys(record.topic, record.properties)
             in_window = begin_ms <= record.stored_ms <= end_ms  # the index stores only seconds
             if self._queues.deleted_topics.is_deleted(topic, record.log_offset):
                 continue
@@ -249,9 +250,17 @@ class MessageStore(StoreReader):
     """A store in one directory. Create it with `MessageStore.open`."""
 
     def __init__(
-        self, disk: Disk, config: StoreConfig, store_host: bytes, lock: Lock, *, was_clean: bool
+        self,
+        disk: Disk,
+        config: StoreConfig,
+        store_host: bytes,
+        lock: Lock,
+        delay_levels_ms: tuple[int, ...],
+        *,
+        was_clean: bool,
     ) -> None:
         self._disk = disk
+        self._delay_levels_ms = delay_levels_ms
         self._lock = lock
         self._views = ViewCache(disk)
         self._log = CommitLog(
@@ -277,7 +286,13 @@ class MessageStore(StoreReader):
         self._has_removed_topic = False  # since the last checkpoint, which has counted its queues
         self.has_disk_space = True  # False while the disk is nearly full
         self.recovery: Recovery = recover(
-            disk, self._log, self._queues, self._index, was_clean=was_clean, spill=self._spill
+            disk,
+            self._log,
+            self._queues,
+            self._index,
+            delay_levels_ms,
+            was_clean=was_clean,
+            spill=self._spill,
         )
         # Everything below this log offset is durable, with its queue entries and keys.
         self.checkpointed_offset = self._log.begin
@@ -285,12 +300,21 @@ class MessageStore(StoreReader):
         self._last_stored_ms = self.recovery.stored_ms
 
     @classmethod
-    def open(cls, disk: Disk, config: StoreConfig, *, store_host: bytes) -> MessageStore:
+    def open(
+        cls,
+        disk: Disk,
+        config: StoreConfig,
+        *,
+        store_host: bytes,
+        delay_levels_ms: tuple[int, ...] = DEFAULT_DELAY_LEVELS_MS,
+    ) -> MessageStore:
         """Lock the directory, recover what is in it and return a store that is ready for appends.
 
-        On a full disk the store is ready for reads, and its checkpoint is made later. Raises
-        StoreLocked if another broker uses the directory, and StoreDamaged if segments are missing
-        or have another size than configured.
+        `delay_levels_ms`: the due time of a delayed message, which its queue entry holds, follows
+        from it. On a full disk the store is ready for reads, and its checkpoint is made later.
+
+        Raises StoreLocked if another broker uses the directory, and StoreDamaged if segments are
+        missing or have another size than configured.
         """
         lock = disk.lock(LOCK_PATH, b"lock")
         try:
@@ -298,7 +322,7 @@ class MessageStore(StoreReader):
             # was killed. RocketMQ uses the same file.
             clean = not disk.exists(ABORT_PATH)
             write_file(disk, ABORT_PATH, b"")
-            store = cls(disk, config, store_host, lock, was_clean=clean)
+            store = cls(disk, config, store_host, lock, delay_levels_ms, was_clean=clean)
             # Remove what is behind the end of the log. Otherwise a later append could stop right in
             # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
@@ -347,7 +371,7 @@ class MessageStore(StoreReader):
         batch = RunLogBatch(self._log)
         # This loop runs once per message: bound methods are looked up once.
         add, get_or_create = batch.add, self._queues.get_or_create
-        unchecked_bytes_max = self._unchecked_bytes_max
+        unchecked_bytes_max, delay_levels_ms = self._unchecked_bytes_max, self._delay_levels_ms
         results: list[AppendResult] = []
         changed_queues: list[ConsumeQueue] = []  # once per entry that was added
         pending_keys: list[PendingKeys] = []
@@ -372,7 +396,7 @@ class MessageStore(StoreReader):
                     # It would look like an unwritten sector: recovery would cut the log here.
                     raise RecordRefused("the properties contain a zero byte")
                 tags_code, keys = record.tags_and_keys or tags_and_keys(
-                    topic, properties, stored_ms
+                    topic, properties, stored_ms, delay_levels_ms
                 )
                 is_queued, is_keyed = QUEUED_AND_KEYED[sys_flag & TRANSACTION_MASK]
                 if is_queued:

@@ -27,7 +27,7 @@ def join(client: Client) -> None:
 def asked_of(client: Client, code: int) -> tuple[dict[str, Any], bytes]:
     """The broker's next question of this kind."""
     while True:
-        header, body = client.unasked.pop(0) if client.unasked else client.receive_frame()
+        header, body = client.next_frame()
         if not header["flag"] & RESPONSE and header["code"] == code:
             return header, body
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.records import Record, decode_records
-from tests.interop.remoting import Answer, Client
+from tests.interop.remoting import Client, Response
 from tests.support.brokers import WAIT_S, Served, begin_pull, next_answer
 
 pytestmark = pytest.mark.slow
@@ -253,7 +253,7 @@ class Consumer:
             self.committed = at
             now.progress.release()
 
-    def _take(self, answer: Answer, at: int) -> None:
+    def _take(self, answer: Response, at: int) -> None:
         records: list[Record] = decode_records(answer.body)
         assert [record.queue_offset for record in records] == list(range(at, at + len(records)))
         for record in records:
@@ -345,7 +345,7 @@ def test_consumers_go_on_after_a_kill_and_skip_nothing(tmp_path: Path) -> None:
 
 def pipelined(
     client: Client, topics: list[str], begin: Callable[[Client, str], None]
-) -> Iterator[Answer]:
+) -> Iterator[Response]:
     for first in range(0, len(topics), PIPELINED):
         part = topics[first : first + PIPELINED]
         for topic in part:

@@ -16,7 +16,7 @@ import pytest
 
 from escrowmq import Consumer, Message, Producer, ReceivedMessage
 from tests.chaos.faults import SmallDisk
-from tests.interop.remoting import Client, Refused
+from tests.interop.remoting import Client, ResponseError
 from tests.support.brokers import Served
 from tests.support.clients import numbered, receive, send, until
 from tests.support.ports import free_ports
@@ -43,8 +43,8 @@ def serving(directory: Path, **conf: object) -> Iterator[tuple[Served, Callable[
 def code_of(client: Client, topic: str, body: bytes = b"x", **more: object) -> int:
     try:
         client.send(topic, body, **more)  # type: ignore[arg-type]
-    except Refused as refused:
-        return refused.answer.code
+    except ResponseError as refused:
+        return refused.response.code
     return 0
 
 
@@ -75,7 +75,7 @@ async def test_a_disk_that_does_not_keep_up_is_answered_with_system_busy(tmp_pat
 async def test_a_full_disk_refuses_sends_and_serves_reads(tmp_path: Path) -> None:
     with SmallDisk(tmp_path / "data", mib=64) as disk:
         if not disk.is_mounted:
-            pytest.skip(f"no small disk: {disk.why}")
+            pytest.skip(f"no small disk: {disk.mount_error}")
         conf = {"cleanResourceInterval": 100, "diskSpaceCleanForciblyRatio": 100}
         with serving(tmp_path, **conf) as (served, figure), served.client() as client:
             assert code_of(client, "t") == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import SmallDisk
-from tests.interop.remoting import COMMIT, Refused
+from tests.interop.remoting import COMMIT, ResponseError
 from tests.support.brokers import NotStarted, Served
 from tests.support.clients import until
 
@@ -21,8 +21,8 @@ CONF = {"cleanResourceInterval": 100, "diskSpaceCleanForciblyRatio": 100}
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     with SmallDisk(tmp_path / "data", mib=64) as disk:
-        if disk.kind != "ext4":
-            pytest.skip(f"no small disk: {disk.why}")
+        if disk.file_system != "ext4":
+            pytest.skip(f"no small disk: {disk.mount_error}")
         yield disk
 
 
@@ -30,8 +30,8 @@ def code_of_send(served: Served) -> int:
     with served.client() as client:
         try:
             client.send("t", b"more")
-        except Refused as refused:
-            return refused.answer.code
+        except ResponseError as refused:
+            return refused.response.code
     return 0
 
 

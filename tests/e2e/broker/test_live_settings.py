@@ -31,13 +31,17 @@ def test_limits_and_the_log_level_change_without_a_restart(tmp_path: Path) -> No
     with Served(tmp_path, conf=conf) as served, served.client() as client:
         client.create_topic("orders")
         client.send("orders", b"1", {"price": "7"})
-        assert client.pull("orders", 0, 0, subscription="price > 5", kind="SQL92").code == 1
+        assert (
+            client.pull("orders", 0, 0, subscription="price > 5", expression_type="SQL92").code == 1
+        )
         change(served, "enablePropertyFilter=false", "enablePropertyFilter=true")
         wait_for(served, "enablePropertyFilter changed from false to true")
-        assert client.pull("orders", 0, 0, subscription="price > 5", kind="SQL92").code == 0
+        assert (
+            client.pull("orders", 0, 0, subscription="price > 5", expression_type="SQL92").code == 0
+        )
 
         change(served, "brokerName=first", "brokerName=second\nmaxTransferCountOnMessageInMemory=1")
-        wait_for(served, "brokerName stays first: second needs a restart")
+        wait_for(served, "brokerName is still first: the new value second needs a restart")
         wait_for(served, "maxTransferCountOnMessageInMemory changed from 32 to 1")
 
         change(served, "fileReservedTime=48", "fileReservedTime=never")

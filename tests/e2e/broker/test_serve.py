@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import threading
@@ -208,6 +209,28 @@ def test_a_stop_in_the_middle_of_a_checkpoint_is_a_clean_one(tmp_path: Path) -> 
                 client.send("orders", b"%d" % number)
         assert not (served.data / "abort").exists()
     served.assert_clean()
+
+
+# --- what it stores ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True], ids=["appended", "rebuilt"])
+def test_the_queue_entry_of_a_delayed_message_has_its_due_time(
+    tmp_path: Path, is_rebuilt: bool
+) -> None:
+    """Apache RocketMQ delivers by this entry when it opens the directory."""
+    with Served(tmp_path, conf={"messageDelayLevel": "1h 7h"}) as served:
+        with served.client() as client:
+            client.send("orders", b"later", {"DELAY": "2"})
+        if is_rebuilt:
+            served.stop()
+            shutil.rmtree(served.data / "consumequeue")
+            served.start()
+    store = MessageStore.open(RealDisk(served.data), SETTINGS, store_host=HOST)
+    [(log_offset, _, tags_code)] = store.entries("SCHEDULE_TOPIC_XXXX", 1, 0, 2)
+    stored_ms = store.record_at(log_offset).stored_ms
+    store.close()
+    assert tags_code - stored_ms == 7 * 3_600_000
 
 
 # --- roles, and the name server ------------------------------------------------------------------

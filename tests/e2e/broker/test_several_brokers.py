@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from docs.generate import METRIC_MODULES, declared_families
 from tests.interop.remoting import Client, loads
 from tests.support.brokers import COMMAND, WAIT_S, NotStarted, Served
 from tests.support.ports import free_ports
@@ -91,6 +93,8 @@ def test_clients_see_one_cluster_and_a_broker_that_is_killed_comes_back(tmp_path
                 lambda: len((names.route("orders") or {}).get("queueDatas", [])) == 2, cluster
             )
         page = parse(cluster.get("/metrics")[1])
+        families = itertools.chain(*map(declared_families, METRIC_MODULES.values()))
+        assert page.kinds == {family.name: family.kind for family in families}
         told = {labels["node_id"] for labels in page.labels("rocketmq_topic_number")}
         assert told == {"broker-a-0", "broker-a-1"}
         assert cluster.get("/health/live")[0] == cluster.get("/health/ready")[0] == 200

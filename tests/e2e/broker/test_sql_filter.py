@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.records import decode_records
-from tests.interop.remoting import Answer, Client
+from tests.interop.remoting import Client, Response
 from tests.support.brokers import Served, begin_pull, next_answer
 
 pytestmark = pytest.mark.slow
@@ -40,11 +40,11 @@ def topic(client: Client) -> str:
     return name
 
 
-def bodies(answer: Answer) -> list[bytes]:
+def bodies(answer: Response) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]
 
 
-def check_config(client: Client, expression: str) -> Answer:
+def check_config(client: Client, expression: str) -> Response:
     wanted = {"topic": "orders", "subString": expression, "expressionType": "SQL92"}
     body = {"clientId": "c", "group": GROUP, "subscriptionData": wanted}
     return client.request(46, body=json.dumps(body).encode())
@@ -63,7 +63,7 @@ def heartbeat(client: Client, topic: str, expression: str, version: int) -> None
     )
 
 
-def pull_as_subscribed(client: Client, topic: str, version: int) -> Answer:
+def pull_as_subscribed(client: Client, topic: str, version: int) -> Response:
     return client.request(
         11,
         {
@@ -83,10 +83,12 @@ def pull_as_subscribed(client: Client, topic: str, version: int) -> Answer:
 def test_a_pull_gets_what_matches_and_steps_over_the_rest(client: Client, topic: str) -> None:
     for price in range(10):
         client.send(topic, b"%d" % price, {"price": str(price), "TAGS": ["even", "odd"][price % 2]})
-    answer = client.pull(topic, 0, 0, subscription="price > 3 AND TAGS = 'odd'", kind="SQL92")
+    answer = client.pull(
+        topic, 0, 0, subscription="price > 3 AND TAGS = 'odd'", expression_type="SQL92"
+    )
     assert bodies(answer) == [b"5", b"7", b"9"]
     assert answer.ext_fields["nextBeginOffset"] == "10"
-    nothing = client.pull(topic, 0, 2, subscription="price > 100", kind="SQL92")
+    nothing = client.pull(topic, 0, 2, subscription="price > 100", expression_type="SQL92")
     assert (nothing.code, nothing.ext_fields["nextBeginOffset"]) == (20, "10")
 
 
@@ -98,7 +100,7 @@ def test_only_a_message_that_matches_wakes_a_pull(
         client.send(topic, b"cheap", {"price": "1"})
         client.send(topic, b"unpriced")
         waiting.max_offset(topic, 0)
-        assert not waiting.unasked
+        assert not waiting.pending_frames
         client.send(topic, b"dear", {"price": "4"})
         assert bodies(next_answer(waiting)) == [b"dear"]
 
@@ -124,7 +126,7 @@ def test_a_bad_expression_is_refused_with_its_place(client: Client, topic: str) 
         23,
         "SQL92, at character 17: ) is missing before the end",
     )
-    refused = client.pull(topic, 0, 0, subscription="a >", kind="SQL92")
+    refused = client.pull(topic, 0, 0, subscription="a >", expression_type="SQL92")
     assert refused.code == 23
     assert "at character 4" in refused.remark
 
@@ -133,7 +135,7 @@ def test_without_the_setting_sql_is_refused_and_the_refusal_names_it(tmp_path: P
     with Served(tmp_path) as served, served.client() as client:
         client.create_topic("orders")
         for refused in (
-            client.pull("orders", 0, 0, subscription="a > 1", kind="SQL92"),
+            client.pull("orders", 0, 0, subscription="a > 1", expression_type="SQL92"),
             check_config(client, "a > 1"),
         ):
             assert refused.code == 1

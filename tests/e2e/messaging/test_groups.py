@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.interop.records import decode_records
-from tests.interop.remoting import Answer, Client
+from tests.interop.remoting import Client, Response
 from tests.support.brokers import Served
 from tests.support.messaging import bodies, numbers, v1
 
@@ -84,7 +84,7 @@ def test_an_invalid_group_is_refused(client: Client, body: bytes) -> None:
 # --- members, locks ------------------------------------------------------------------------------
 
 
-def beat(client: Client, client_id: str, group: str, topic: str, **changes: Any) -> Answer:
+def beat(client: Client, client_id: str, group: str, topic: str, **changes: Any) -> Response:
     subscription = {"topic": topic, "subString": "*", "subVersion": 1, "expressionType": "TAG"}
     consumer = {
         "groupName": group,
@@ -107,7 +107,7 @@ def members(client: Client, group: str) -> list[str]:
 def told(client: Client) -> list[str]:
     """Return the groups of which the client was notified that their members changed."""
     client.max_offset("any", 0)  # what came before the answer is in `unasked` now
-    news, client.unasked[:] = list(client.unasked), []
+    news, client.pending_frames[:] = list(client.pending_frames), []
     assert {header["code"] for header, _ in news} <= {NOTIFY_CONSUMER_IDS_CHANGED}
     assert all(header["flag"] == 2 for header, _ in news)
     return [header["extFields"]["consumerGroup"] for header, _ in news]
@@ -162,13 +162,14 @@ def test_a_heartbeat_creates_the_group_and_its_retry_topic(
     assert client.pull(f"%RETRY%{group}", 0, 0, group=group).code == 19
 
 
+@pytest.mark.parametrize("tag", ["b", "b" * 10_240], ids=["short", "10 KiB"])
 def test_a_pull_may_rely_on_the_subscription_of_the_heartbeat(
-    client: Client, topic: str, group: str
+    client: Client, topic: str, group: str, tag: str
 ) -> None:
-    subscription = {"topic": topic, "subString": "b", "subVersion": 7}
+    subscription = {"topic": topic, "subString": tag, "subVersion": 7}
     beat(client, "c1", group, topic, subscriptionDataSet=[subscription])
     client.send(topic, b"1", {"TAGS": "a"})
-    client.send(topic, b"2", {"TAGS": "b"})
+    client.send(topic, b"2", {"TAGS": tag})
     fields = {
         "consumerGroup": group,
         "topic": topic,

@@ -77,9 +77,9 @@ def test_tags_are_filtered_by_the_broker(client: Client, topic: str) -> None:
 def test_a_pull_gets_at_most_the_requested_number(client: Client, topic: str) -> None:
     for number in range(40):
         client.send(topic, b"%d" % number)
-    assert len(decode_records(client.pull(topic, 0, 0, most=3).body)) == 3
-    assert len(decode_records(client.pull(topic, 0, 0, most=1000).body)) == 32
-    assert len(decode_records(client.pull(topic, 0, 38, most=1000).body)) == 2
+    assert len(decode_records(client.pull(topic, 0, 0, max_messages=3).body)) == 3
+    assert len(decode_records(client.pull(topic, 0, 0, max_messages=1000).body)) == 32
+    assert len(decode_records(client.pull(topic, 0, 38, max_messages=1000).body)) == 2
 
 
 def test_a_held_pull_gets_the_next_message(client: Client, other: Client, topic: str) -> None:
@@ -96,7 +96,7 @@ def test_a_held_pull_ignores_other_tags(client: Client, other: Client, topic: st
     begin_pull(client, topic, 0, subscription="wanted")
     other.send(topic, b"0", {"TAGS": "unwanted"})
     client.max_offset(topic, 0)
-    assert client.unasked == []
+    assert client.pending_frames == []
     other.send(topic, b"1", {"TAGS": "wanted"})
     assert bodies(decode_records(next_answer(client).body)) == [b"1"]
 
@@ -180,7 +180,7 @@ def test_messages_are_found_by_key_and_by_id(client: Client, topic: str) -> None
     client.send(topic, b"2", {"KEYS": "blue"})
     assert bodies(client.query_by_key(topic, "red")) == [b"1"]
     assert sorted(bodies(client.query_by_key(topic, "blue"))) == [b"1", b"2"]
-    assert len(client.query_by_key(topic, "blue", most=1)) == 1
+    assert len(client.query_by_key(topic, "blue", max_messages=1)) == 1
     assert client.query_by_key(topic, "green") == []
     assert bodies(client.query_by_key(topic, f"U-{topic}", unique=True)) == [b"1"]
     assert client.view_by_id(sent.message_id).body == b"1"

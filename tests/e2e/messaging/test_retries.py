@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.interop.remoting import Client
+from tests.interop.script import SCHEDULE_TOPIC
 from tests.support.brokers import Served
 from tests.support.messaging import bodies, now_ms, v1, wait_for
 
@@ -30,7 +31,24 @@ def test_a_message_that_was_sent_back_is_redelivered_after_its_delay(
     assert record.properties["RETRY_TOPIC"] == topic
     assert record.properties["ORIGIN_MESSAGE_ID"] == sent.message_id
     assert record.properties["UNIQ_KEY"] == "U7"
+    assert record.properties["DELAY"] == "1"
     assert 1000 <= record.stored_ms - began_ms < 2500
+
+
+@pytest.mark.parametrize("first_delay", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
+def test_a_delivered_delay_does_not_count_again(
+    client: Client, topic: str, group: str, first_delay: dict[str, str]
+) -> None:
+    client.create_group(group)
+    client.send(topic, b"late", first_delay)
+    [late] = wait_for(client, topic, 0)
+    client.expect(36, {"offset": late.log_offset, "group": group, "delayLevel": -1})
+    [dead] = client.pull_all(f"%DLQ%{group}", 0)
+    assert dead.body == b"late"
+    client.expect(36, {"offset": late.log_offset, "group": group, "delayLevel": 2})
+    [waiting] = client.pull_all(SCHEDULE_TOPIC, 1)[-1:]
+    assert waiting.properties["REAL_TOPIC"] == f"%RETRY%{group}"
+    assert waiting.properties["DELAY"] == "2"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +79,7 @@ def test_a_client_that_retries_too_often_itself_creates_a_dead_letter(
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"group": "no-such-group"}, 26), ({"offset": 2**62}, 1), ({"offset": -1}, 1)],
+    [({"group": "a/b"}, 26), ({"offset": 2**62}, 1), ({"offset": -1}, 1)],
 )
 def test_an_invalid_send_back_is_refused(
     client: Client, topic: str, group: str, changes: dict[str, object], code: int

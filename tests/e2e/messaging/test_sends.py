@@ -11,6 +11,7 @@ from tests.interop.records import encode_properties
 from tests.interop.remoting import Client
 from tests.support.brokers import Served, next_answer
 from tests.support.messaging import bodies, now_ms, v1, wait_for
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -91,8 +92,8 @@ def test_a_message_of_a_batch_without_a_unique_key_gets_one(client: Client, topi
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"\0" * 21, batch((b"x", {}))[:-1], batch((b"x", {"DELAY": "1"})), b"\xff" * 40],
-    ids=["empty", "short", "cut", "delayed", "garbage"],
+    [b"", b"\0" * 21, batch((b"x", {}))[:-1], batch((b"x", {"TRAN_MSG": "true"})), b"\xff" * 40],
+    ids=["empty", "short", "cut", "transactional", "garbage"],
 )
 def test_an_invalid_batch_is_refused_and_stores_nothing(
     client: Client, topic: str, body: bytes
@@ -103,11 +104,11 @@ def test_an_invalid_batch_is_refused_and_stores_nothing(
 
 
 def test_a_one_way_send_is_stored_without_a_response(client: Client, topic: str) -> None:
-    client.one_way(10, v1(topic), b"quiet")
-    client.one_way(10, v1(topic, queueId=99), b"refused, quietly")
+    client.send_one_way(10, v1(topic), b"quiet")
+    client.send_one_way(10, v1(topic, queueId=99), b"refused, quietly")
     client.max_offset(topic, 0)  # may be in the same turn, so before they are stored
     assert client.max_offset(topic, 0) == 1
-    assert client.unasked == []
+    assert client.pending_frames == []
 
 
 def test_the_broker_chooses_a_queue_if_none_is_named(client: Client, topic: str) -> None:
@@ -132,7 +133,7 @@ def test_a_delay_level_holds_a_message_back_for_its_time(client: Client, topic: 
     assert 1000 <= record.stored_ms - began_ms < 2500
     assert record.body == b"later"
     assert record.properties["UNIQ_KEY"] == "U1"
-    assert "DELAY" not in record.properties
+    assert record.properties["DELAY"] == "1"  # as in RocketMQ, for getDelayTimeLevel()
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
@@ -158,15 +159,53 @@ def test_an_invalid_time_of_delivery_is_refused(client: Client, topic: str, valu
     assert client.max_offset(topic, 0) == 0
 
 
-def test_a_reply_is_pushed_to_the_client_that_waits_for_it(client: Client, other: Client) -> None:
+REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
+
+
+def reply_fields(requester: str) -> dict[str, object]:
+    properties = {"REPLY_TO_CLIENT": requester, "CORRELATION_ID": "c1"}
+    return v1(REPLY_TOPIC, properties=encode_properties(properties))
+
+
+@pytest.mark.parametrize(("requester_code", "code"), [(0, 0), (1, 1)], ids=["accepted", "refused"])
+def test_a_reply_is_pushed_to_the_requester_whose_response_counts(
+    client: Client, other: Client, requester_code: int, code: int
+) -> None:
     client.heartbeat("asker", producer_groups=("askers",))
-    properties = encode_properties({"REPLY_TO_CLIENT": "asker", "CORRELATION_ID": "c1"})
-    fields = v1("DefaultCluster_REPLY_TOPIC", properties=properties)
-    other.expect(324, fields, b"the answer")
-    client.max_offset("x", 0)
-    [(header, body)] = client.unasked
-    assert (header["code"], body) == (326, b"the answer")
-    assert "CORRELATION_ID\x01c1" in header["extFields"]["properties"]
+    before = other.max_offset(REPLY_TOPIC, 0)
+    other.send_request(324, reply_fields("asker"), b"the answer", flag=0)
+    header, body = client.receive_frame()
+    assert (header["code"], header["flag"], body) == (326, 0, b"the answer")
+    fields = header["extFields"]
+    assert "CORRELATION_ID\x01c1\x02" in fields["properties"]
+    assert "PUSH_REPLY_TIME\x01" in fields["properties"]
+    assert fields["bornHost"] == "{}:{}".format(*other.socket.getsockname())
+    assert fields["storeHost"] == other.address
+    client.respond(header, code=requester_code)
+    answer = next_answer(other)
+    assert answer.code == code
+    if code == 0:
+        assert answer.ext_fields["queueOffset"] == str(before)
+    assert other.max_offset(REPLY_TOPIC, 0) == before + 1
+
+
+@pytest.mark.parametrize("requester", ["gone", "never-there"])
+def test_a_reply_to_a_requester_that_is_not_connected_is_an_error(
+    client: Client, served: Served, requester: str
+) -> None:
+    with served.client() as gone:
+        gone.heartbeat("gone", producer_groups=("askers",))
+    wait_until(
+        lambda: client.request(324, reply_fields(requester), b"late").remark.endswith("broker"),
+        "the broker notices that the requester has gone",
+    )
+    before = client.max_offset(REPLY_TOPIC, 0)
+    answer = client.request(324, reply_fields(requester), b"later")
+    assert (answer.code, answer.remark) == (
+        1,
+        f"the requester {requester} is not connected to this broker",
+    )
+    assert client.max_offset(REPLY_TOPIC, 0) == before + 1  # stored, for operators
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -191,7 +230,7 @@ def test_a_reply_is_pushed_to_the_client_that_waits_for_it(client: Client, other
         ({"topic": "nobody-made-it", "defaultTopic": ""}, 17),
         ({"queueId": 4}, 29),
         ({"queueId": 2**31 - 1}, 29),
-        ({"topic": "%RETRY%no-such-group"}, 26),
+        ({"topic": f"%RETRY%{'g' * 121}"}, 26),
         ({"properties": "a\x01" + "x" * 33_000}, 13),
     ],
 )

@@ -91,9 +91,10 @@ def add_escrowmq_records(records: BrokerRecords) -> None:
     records.add("op", 1, 10, verdict="committed", who="producer", born_host="127.0.0.1:1")
     records.half(2, 20, "asked")
     records.add("check", 2, 30, step="asked", checks=1, who="127.0.0.1:2")
-    records.add("check", 2, 31, step="unknown", checks=1, who="127.0.0.1:2")
+    records.add("check", 2, 31, step="unknown", checks=1, who="127.0.0.1:2", reason="busy")
     records.add("check", 2, 50, step="asked", checks=2, who="127.0.0.1:3")
-    records.add("op", 2, 55, verdict="rolled_back", who="check", born_host="127.0.0.1:3")
+    rolled_back = {"verdict": "rolled_back", "who": "check", "reason": "no such order"}
+    records.add("op", 2, 55, born_host="127.0.0.1:3", **rolled_back)
     # A transaction with a marker, decided by one record; its ops are not written yet.
     records.half(3, 60, "pair-1", marker_id="T")
     records.half(4, 61, "pair-2", marker_id="T")
@@ -103,7 +104,11 @@ def add_escrowmq_records(records: BrokerRecords) -> None:
     records.add("op", 6, 90, verdict="stranded", who="broker")
     records.add("check", 6, 95, step="resumed", checks=0, who="operator")
     records.half(7, 80, "stranded")
-    records.add("op", 7, 90, verdict="stranded", who="broker")
+    records.add("check", 7, 85, step="unknown", checks=1, reason="database is down")
+    records.add("op", 7, 90, verdict="stranded", who="broker", reason="checked 3 times")
+    records.half(10, 80, "undecided")
+    records.add("check", 10, 81, step="unknown_at_send", checks=0, reason="timeout")
+    records.add("check", 10, 82, step="asked", checks=1)
     # Appended again, and committed at its new position.
     records.half(8, 100, "moved")
     records.half(9, 110, "moved", copy_of=[8])
@@ -142,6 +147,7 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
         "loser": "rolled_back",
         "resumed": "open",
         "stranded": "stranded",
+        "undecided": "open",
         "moved": "committed",
         "a-committed": "committed",
         "a-rolled-back": "rolled_back",
@@ -163,6 +169,7 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
         "outcome": "committed",
         "decided_by": "producer",
         "decision_ms": 10,
+        "reason": None,
         "visible_ms": 2,
         "day": date(2024, 5, 1),
         "finals": [{"topic": "orders", "broker": "b", "queue_id": 1, "queue_offset": 7}],
@@ -181,6 +188,11 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
     assert rows["moved"]["messages"] == 1
     assert (rows["moved"]["decision_ms"], rows["moved"]["decided_by"]) == (20, "ann")
     assert rows["stranded"]["decided_at"] is None
+    assert {name: row["reason"] for name, row in rows.items() if row["reason"]} == {
+        "asked": "no such order",
+        "stranded": "checked 3 times",
+        "undecided": "timeout",
+    }
     # RocketMQ does not record when it decided. The time of the final is the earliest sign.
     assert (rows["a-committed"]["decision_ms"], rows["a-committed"]["visible_ms"]) == (5, None)
     assert (rows["a-asked"]["checks"], rows["a-asked"]["messages"]) == (1, 1)

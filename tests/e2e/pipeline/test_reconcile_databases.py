@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import create_engine, insert
+from sqlalchemy.engine import make_url
 
 from escrowmq.errors import ReconcileFailed
 from escrowmq.pipeline.reconcile import databases
@@ -64,6 +65,31 @@ def test_ranges_leave_nothing_out_and_nothing_comes_twice(
     found = [tuple(row) for row in frame.collect()]
     assert sorted(str(one) for one, _ in found) == sorted(map(str, ids))
     assert {amount for _, amount in found} == {Decimal("0.1")}
+
+
+class UnorderedDatabase(databases.SqlDatabase):
+    """A database that orders rows only where SQL says that it must.
+
+    Over JDBC Spark makes every query a derived table, and the order of one is lost.
+    """
+
+    def fetch(self, query: str) -> list[tuple[Any, ...]]:
+        return super().fetch(query)[::-1]
+
+
+def test_ranges_ascend_whatever_the_order_of_the_rows_is(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+    narrow: None,
+) -> None:
+    path = tmp_path / "bank.db"
+    with sqlite3.connect(path) as bank:
+        bank.execute("CREATE TABLE line (transaction_id, cents)")
+        bank.executemany("INSERT INTO line VALUES (?, ?)", [(f"t{n:02d}", n) for n in range(50)])
+    bank.close()
+    database = UnorderedDatabase(spark, make_url(f"sqlite:///{path}"))
+    boundaries = databases.range_boundaries(spark, database, "SELECT cents FROM line", "cents")
+    assert boundaries == [6, 13, 20, 27, 34, 41, 48]
 
 
 def test_a_database_without_our_tables_has_none(

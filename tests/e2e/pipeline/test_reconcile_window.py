@@ -152,6 +152,25 @@ def test_bookings_without_a_time_are_as_old_as_their_transaction(
     assert summary.transactions == len(INSIDE)
 
 
+@pytest.mark.parametrize("columns", ["at_ms, transaction_id", "transaction_id"])
+def test_sums_are_those_of_the_transactions_in_the_window(
+    spark: SparkSession,  # noqa: F811
+    books: Books,
+    columns: str,
+) -> None:
+    moments = OUTSIDE | INSIDE
+    books.insert("transfer", [(name, 100, at_ms) for name, at_ms in moments.items()])
+    # The sender books this one before the window begins; it is compared, so it counts as a whole.
+    books.insert("transfer", [("on both sides", 7, SINCE_MS - 5)])
+    rows = [ledger_row(name, at_ms) for name, at_ms in moments.items()]
+    write_ledger(books.ledger, [*rows, ledger_row("on both sides", SINCE_MS + 5)])
+    differences, summary = books.compare(
+        spark, sql=f"SELECT {columns}, cents AS amount FROM transfer"
+    )
+    assert differences == set()
+    assert summary.sums == {"sent": "207.000000"}
+
+
 def as_a_time(now_ms: int) -> str:
     return format_timestamp(now_ms - 2 * DAY_MS)
 

@@ -46,6 +46,23 @@ def test_the_name_server_checks_access_too(served: Served) -> None:
         assert [broker["brokerName"] for broker in route["brokerDatas"]] == ["broker-a"]
 
 
+def test_refusals_are_logged_without_secrets(served: Served) -> None:
+    clients = [
+        (("writer-key", "wrong-secret-77"), "access_key=writer-key", "the signature is wrong"),
+        (WRITER[::-1], "access_key=writ...", "no enabled account has this access key"),
+        (("", ""), "access_key=", "the request has no access key"),
+    ]
+    for address in (served.address, served.namesrv_address):
+        for keys, _, _ in clients:
+            with SignedClient(address, *keys) as client:
+                assert_refused(client.request(105, {"topic": "orders"}))
+    lines = [line for line in served.errors.splitlines() if "request refused" in line]
+    for _, shown_key, reason in clients:
+        assert any(f" {shown_key} " in line and reason in line for line in lines), lines
+    assert "wrong-secret-77" not in served.errors
+    assert WRITER[1] not in served.errors
+
+
 def get(served: Served, path: str, keys: tuple[str, str] | None = None) -> int:
     port = int(served.conf.read_text().partition("metricsPromExporterPort=")[2].split()[0])
     headers = {}

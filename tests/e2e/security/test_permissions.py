@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.remoting import Answer, Sent
+from tests.interop.remoting import Response, SendResult
 from tests.support.acl_broker import (
     ADMIN,
     READER,
@@ -22,14 +22,14 @@ from tests.support.brokers import Served
 from tests.support.signing import SignedClient
 
 
-def heartbeat(client: SignedClient, group: str, topic: str) -> Answer:
+def heartbeat(client: SignedClient, group: str, topic: str) -> Response:
     wanted = {"topic": topic, "subString": "*", "subVersion": 1}
     consumer = {"groupName": group, "subscriptionDataSet": [wanted]}
     body = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [consumer]}
     return client.request(34, body=json.dumps(body).encode())
 
 
-def lock(client: SignedClient, group: str, topic: str) -> Answer:
+def lock(client: SignedClient, group: str, topic: str) -> Response:
     queue = {"topic": topic, "brokerName": "broker-a", "queueId": 0}
     body = {"consumerGroup": group, "clientId": "c", "mqSet": [queue]}
     return client.request(41, body=json.dumps(body).encode())
@@ -43,7 +43,7 @@ def by_key(topic: str) -> dict[str, object]:
     return {"topic": topic, "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 9}
 
 
-Ask = Callable[[SignedClient], Answer]
+Ask = Callable[[SignedClient], Response]
 NOT_FOR_WRITER: dict[str, Ask] = {
     "send elsewhere": lambda c: c.request(310, send_fields("others"), b"x"),
     "send to a new topic": lambda c: c.request(310, send_fields("brand-new"), b"x"),
@@ -152,7 +152,7 @@ def test_access_to_a_message_depends_on_its_stored_topic(
         assert_refused(reader.request(36, {"offset": offset, "group": "readers", "delayLevel": 0}))
 
 
-def half(client: SignedClient, topic: str, key: str) -> Sent:
+def half(client: SignedClient, topic: str, key: str) -> SendResult:
     return client.send_half(topic, b"half", {"UNIQ_KEY": key}, group="banks")
 
 
@@ -171,7 +171,7 @@ def test_only_an_account_that_may_write_the_topic_ends_a_transaction(
         # One way, there is no answer; and there is no effect.
         fields = {"topic": "orders", "producerGroup": "banks", "commitOrRollback": 8}
         at = {"tranStateTableOffset": parked.queue_offset, "commitLogOffset": parked.log_offset}
-        writer.one_way(37, {**fields, **at, "msgId": "tx-1"})
+        writer.send_one_way(37, {**fields, **at, "msgId": "tx-1"})
         assert writer.request(3702, {"writer": "loader"}).code == 0  # so that one was read
         own = half(writer, "orders", "tx-2")
         assert writer.end_transaction(own, 8, topic="orders", group="banks").code == 0
@@ -195,4 +195,4 @@ def test_only_a_producer_that_may_write_the_topic_gets_checks(tmp_path: Path) ->
             assert header["code"] == 39
             assert b"half" in body
         spy.heartbeat("spy", producer_groups=("banks",))
-        assert spy.unasked == []
+        assert spy.pending_frames == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.acl_broker import ADMIN, SECRETS, USER, WRITER, assert_refused, broker_with_acl
 from tests.support.brokers import Served
 from tests.support.signing import SignedClient
@@ -36,7 +36,7 @@ ENTRIES = [
 ]
 
 
-def body(answer: Answer) -> Any:
+def body(answer: Response) -> Any:
     assert answer.code == 0, answer.remark
     for secret in SECRETS:
         assert secret.encode() not in answer.body

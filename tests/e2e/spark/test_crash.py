@@ -18,11 +18,11 @@ from tests.spark_crash.cases import (
     Outcome,
     all_cases,
     chains,
-    chosen,
     failures,
+    select_cases,
     table,
 )
-from tests.spark_crash.runs import Field, Watched, outcomes_of
+from tests.spark_crash.runs import CrashHarness, Observations, outcomes_of
 
 IN_CI = [
     Case("worker", "read-task"),
@@ -63,14 +63,14 @@ def test_every_point_is_survived(tmp_path: Path) -> None:
 
 
 def survives(cases: list[Case], directory: Path) -> None:
-    with Field(directory) as field:
+    with CrashHarness(directory) as field:
         outcomes = [outcome for chain in chains(cases) for outcome in field.run(chain)]
     assert not failures(cases, outcomes), f"\n{table(outcomes)}"
 
 
 def test_chains_hold_every_run_and_end_where_a_driver_was_frozen() -> None:
-    made = chains(chosen(200, seed=7))
-    assert [case for chain in made for case in chain] == chosen(200, seed=7)
+    made = chains(select_cases(200, seed=7))
+    assert [case for chain in made for case in chain] == select_cases(200, seed=7)
     for chain in made:
         assert len({case.master for case in chain}) == 1
         assert all(case.victim != "freeze" for case in chain[:-1])
@@ -79,9 +79,9 @@ def test_chains_hold_every_run_and_end_where_a_driver_was_frozen() -> None:
 def test_the_runs_that_are_chosen_cover_every_case_before_any_twice() -> None:
     cases = all_cases()
     assert len(set(cases)) == len(cases)
-    assert sorted(chosen(len(cases), seed=7)) == sorted(cases)
-    assert len(chosen(200, seed=7)) == 200
-    executors = chosen(12, seed=7, only=["executor"])
+    assert sorted(select_cases(len(cases), seed=7)) == sorted(cases)
+    assert len(select_cases(200, seed=7)) == 200
+    executors = select_cases(12, seed=7, only=["executor"])
     assert {case.master for case in executors} == {CLUSTER}
     assert sorted(executors) == sorted(executors[:6] * 2)
 
@@ -101,7 +101,7 @@ def test_a_try_without_a_kill_is_told_of_and_does_not_count() -> None:
 
 def test_a_shot_that_missed_is_no_kill() -> None:
     chain = [Case("driver", "read-plan"), Case("worker", "read-plan"), Case("driver", "write-end")]
-    seen = Watched("done", Counter(driver=1), Counter())
+    seen = Observations("done", Counter(driver=1), Counter())
     made = outcomes_of(chain, [True] * 3, Counter({0: 4, 1: 1}), Counter({4: 2}), seen)
     assert [one.fired for one in made] == [False, True, False]
     assert [(one.lost, one.doubled) for one in made] == [(5, 0), (0, 0), (0, 2)]

@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
+from escrowmq.client.access import NO_ACCESS
 from escrowmq.clock import ManualClock
 from escrowmq.errors import DataLost, InvalidOption, NoRoute, NotSent, RequestRefused
 from escrowmq.message.properties import encode_properties
 from escrowmq.spark import options
 from escrowmq.spark.data_source import EscrowSource, RocketMQSource
+from escrowmq.spark.queues import ReadCluster
 from escrowmq.spark.readers import StreamReader
 from escrowmq.spark.schema import MESSAGE_COLUMNS
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
 from tests.support.brokers import Served
 from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +145,26 @@ def test_a_pattern_finds_topics_and_no_system_topics(served: Served, client: Cli
     topics = {row["topic"] for row in read(served, subscribePattern=".*")}
     assert {"like-one", "unlike"} <= topics
     assert not any(topic.startswith("RMQ_SYS") for topic in topics)
+
+
+def test_a_pattern_finds_topics_whose_names_resemble_those_of_a_broker(
+    served: Served, client: Client
+) -> None:
+    for topic in ("broker-events", "orders_REPLY_TOPIC"):
+        client.create_topic(topic, queues=1)
+        send(client, topic, 1, queues=1)
+    topics = {row["topic"] for row in read(served, subscribePattern=".*")}
+    assert {"broker-events", "orders_REPLY_TOPIC"} <= topics
+
+
+def test_a_pattern_finds_no_topics_of_brokers_and_clusters(tmp_path: Path) -> None:
+    conf = {"brokerName": "edge-1", "brokerClusterName": "Shop"}
+    with Served(tmp_path, conf=conf) as served, served.client() as client:
+        client.create_topic("orders")
+        with ReadCluster(served.namesrv_address, NO_ACCESS) as cluster:
+            wait_until(lambda: "orders" in cluster.topics(), "the name server has the topic")
+            assert {"edge-1", "Shop", "Shop_REPLY_TOPIC"} <= set(cluster.topics())
+            assert cluster.topics_matching(".*", include_system=False) == ["orders"]
 
 
 def test_tags_are_compared_as_text_and_not_only_as_hashes(served: Served, client: Client) -> None:

@@ -1,1 +1,1 @@
-"""Clients that others wrote, each in an environment of its own that can be thrown away."""
+"""Unmodified clients of other projects, each in its own environment, and their drivers."""

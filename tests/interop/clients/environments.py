@@ -1,8 +1,8 @@
-"""Where the clients live: made on first use, kept in a cache, safe to delete at any time.
+"""Install each client on first use, into its own directory of a cache.
 
-Several clients call themselves `rocketmq`, so each has its own folder. Versions are pinned: what
-is tested is one release of a client, not whatever is newest. ESCROWMQ_CLIENTS_CACHE says where
-the folders are, `~/.cache/escrowmq-clients` if nobody says.
+Several clients are packages named `rocketmq`, so each needs its own environment. Versions are
+pinned, so that a test always runs the same release. The cache is ESCROWMQ_CLIENTS_CACHE, or
+`~/.cache/escrowmq-clients`; it is safe to delete.
 """
 
 from __future__ import annotations
@@ -18,50 +18,45 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.interop import jars
+from tests.interop.jars import Unavailable
 
 HERE = Path(__file__).parent
 JAVA = HERE / "java"
-MAKE_S = 600
+INSTALL_TIMEOUT_S = 600
 
 
-class Unavailable(Exception):
-    """This machine cannot run that client; the text says why."""
-
-
-def java(version: str, main: str = "Driver") -> list[str]:
-    """Apache's own client, or its tools: the command that runs our driver against its jars."""
-    if reason := jars.find():
-        raise Unavailable(reason)
+def java(version: str, driver: str = "Driver") -> list[str]:
+    """Return the command that runs one of our Java drivers with the jars of Apache's client."""
     compiler = shutil.which("javac")
     if compiler is None:
         raise Unavailable("Java can run but not compile (no `javac` on the path)")
-    try:
-        lib = jars.fetch(version)
-    except jars.Unavailable as error:
-        raise Unavailable(str(error)) from error
-    driver = JAVA / f"{main}.java"
-    source = hashlib.sha256(driver.read_bytes()).hexdigest()[:16]
+    lib = jars.fetch(version)
+    source = JAVA / f"{driver}.java"
+    source_hash = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
 
     def compile_driver(home: Path) -> None:
         options = ["-nowarn", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(home)]
         try:
-            _run([compiler, *options, str(driver)])
-        except Unavailable as error:  # our own fault, and no reason to skip anything
-            raise AssertionError(f"the driver does not compile: {error}") from error
+            _run([compiler, *options, str(source)])
+        except Unavailable as error:  # an error in the driver must not skip the test
+            raise AssertionError(f"{source.name} does not compile: {error}") from error
 
-    home = _made(f"java-{version}-{source}", compile_driver)
-    quick = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"]
-    return ["java", *quick, "-cp", f"{lib}/*{os.pathsep}{home}", main]
+    home = _cached(f"java-{version}-{source_hash}", compile_driver)
+    options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"]
+    return ["java", *options, "-cp", f"{lib}/*{os.pathsep}{home}", driver]
 
 
-def python(name: str, wanted: Sequence[str], library_of: str = "") -> list[str]:
-    """A virtual environment; `library_of` is a package whose shared library is added to it."""
+def python(name: str, requirements: Sequence[str], library_of: str = "") -> list[str]:
+    """Return the interpreter of a virtual environment with these packages.
 
-    def make(home: Path) -> None:
+    `library_of` is a package whose shared library is copied into the environment.
+    """
+
+    def install(home: Path) -> None:
         _run([sys.executable, "-m", "venv", str(home)])
         pip = [str(home / "bin" / "python"), "-m", "pip", "install", "-q"]
         pip.append("--disable-pip-version-check")
-        _run([*pip, *wanted])
+        _run([*pip, *requirements])
         if library_of:
             _run([*pip, "--no-deps", "--target", str(home / "donor"), library_of])
             [site] = home.glob("lib/python*/site-packages")
@@ -69,38 +64,41 @@ def python(name: str, wanted: Sequence[str], library_of: str = "") -> list[str]:
             shutil.rmtree(home / "donor")
 
     release = "{}.{}".format(*sys.version_info)
-    recipe = _digest(release, *wanted, library_of)
-    home = _made(f"python-{name}-{recipe}", make)
+    digest = _digest(release, *requirements, library_of)
+    home = _cached(f"python-{name}-{digest}", install)
     return [str(home / "bin" / "python")]
 
 
 def node(name: str, package: str) -> tuple[list[str], dict[str, str]]:
-    """The command and its variables; no script of a package is run while it is installed."""
+    """Return the interpreter, and the environment variables that it needs to find the package.
+
+    The installation runs no script of the package.
+    """
     interpreter, npm = shutil.which("node"), shutil.which("npm")
     if interpreter is None or npm is None:
         raise Unavailable("Node.js is missing (no `node` and `npm` on the path)")
 
-    def make(home: Path) -> None:
+    def install(home: Path) -> None:
         home.mkdir()
         options = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(home)]
         _run([npm, "install", *options, package])
 
-    home = _made(f"node-{name}-{_digest(package)}", make)
+    home = _cached(f"node-{name}-{_digest(package)}", install)
     return [interpreter], {"NODE_PATH": str(home / "node_modules")}
 
 
-def _made(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` of the cache. A folder is whole or not there at all."""
+def _cached(name: str, install: Callable[[Path], None]) -> Path:
+    """Return a directory of the cache. Installs it first unless it is complete."""
     cache = Path(
         os.environ.get("ESCROWMQ_CLIENTS_CACHE") or Path.home() / ".cache" / "escrowmq-clients"
     ).absolute()
     cache.mkdir(parents=True, exist_ok=True)
-    home, mark = cache / name, cache / f"{name}.complete"
+    home, marker = cache / name, cache / f"{name}.complete"
     with _locked(cache / f"{name}.lock"):
-        if not mark.exists():
-            shutil.rmtree(home, ignore_errors=True)  # half made by someone who was stopped
-            make(home)
-            mark.touch()
+        if not marker.exists():
+            shutil.rmtree(home, ignore_errors=True)  # an earlier installation was interrupted
+            install(home)
+            marker.touch()
     return home
 
 
@@ -113,19 +111,19 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=MAKE_S,
+            timeout=INSTALL_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{Path(command[0]).name} could not be run: {error}") from error
-    if done.returncode != 0:
-        raise Unavailable(f"{' '.join(command[:4])} … failed: {done.stdout.strip()[-600:]}")
+    if result.returncode != 0:
+        raise Unavailable(f"{' '.join(command[:4])} … failed: {result.stdout.strip()[-600:]}")
 
 
 def _digest(*parts: str) -> str:

@@ -1,1 +1,1 @@
-"""A directory for the path of Spark's Python processes; see `sitecustomize`."""
+"""A directory on the path of Spark's Python processes; see `sitecustomize`."""

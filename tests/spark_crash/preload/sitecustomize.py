@@ -1,5 +1,8 @@
-"""Python runs this before anything else, where the directory is on its path. Spark forks a process
-for every step of an epoch: what its daemons have imported, these need not import again."""
+"""Import the data source in Spark's Python daemons.
+
+Python runs this module at its start if the directory is on its path. Spark forks a process from a
+daemon for every step of an epoch; the forked process need not import these modules again.
+"""
 
 from __future__ import annotations
 

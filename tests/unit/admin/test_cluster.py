@@ -91,6 +91,16 @@ def test_every_reason_is_given_if_no_name_server_knows_a_broker() -> None:
         assert f"{empty.address} knows no broker" in str(caught.value)
 
 
+def test_a_name_server_that_refuses_access_is_not_taken_for_one_that_is_not_there() -> None:
+    def respond(request: Request[Any]) -> bytes:
+        return encode_response(request, code=ResponseCode.NO_PERMISSION, remark="a wrong signature")
+
+    with ScriptedServer(respond) as server, Cluster(server.address) as cluster:
+        with pytest.raises(RequestRefused, match="a wrong signature") as caught:
+            cluster.info()
+        assert caught.value.code == ResponseCode.NO_PERMISSION
+
+
 def test_one_broker_is_selected_by_name() -> None:
     respond = name_server(broker("a", m="h:1"), broker("b", m="h:2"))
     with ScriptedServer(respond) as server:

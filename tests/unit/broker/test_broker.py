@@ -16,7 +16,7 @@ from escrowmq.remoting.headers_admin import CreateTopic
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, MemoryDisk
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask, bodies
 from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, open_store
 
@@ -34,7 +34,7 @@ class Bench:
         )
         self.channel = FakeChannel()
 
-    def turn(self, *requests: Any, at_ms: int = NOW_MS) -> list[Answer]:
+    def turn(self, *requests: Any, at_ms: int = NOW_MS) -> list[Response]:
         for request in requests:
             self.broker.handle(self.channel, request, at_ms)
         self.broker.end_turn(at_ms)

@@ -19,16 +19,16 @@ from escrowmq.remoting.headers import OffsetResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.server.remoting_server import RemotingServer, RequestHandler, ServerConnection
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_pull, a_send
 from tests.support.stores import HOST
 
 # What only the front knows of its broker; the fake leaves it out.
 FRONT_FIELDS = ("MSG_REGION", "TRACE_ON")
 
-Response = Callable[[Channel, Request[Any]], None]
+Respond = Callable[[Channel, Request[Any]], None]
 
-RESPONSES: dict[str, Response] = {
+RESPONSES: dict[str, Respond] = {
     "success": lambda channel, request: channel.respond(request),
     "header": lambda channel, request: channel.respond(request, OffsetResponse(offset=7)),
     "error": lambda channel, request: channel.respond(
@@ -77,7 +77,7 @@ class Transport:
         return 0
 
 
-def real_responses(respond: Response, request: Request[Any]) -> list[Answer]:
+def real_responses(respond: Respond, request: Request[Any]) -> list[Response]:
     async def run() -> bytes:
         server = RemotingServer(
             cast(RequestHandler, None),  # no request arrives here
@@ -94,13 +94,13 @@ def real_responses(respond: Response, request: Request[Any]) -> list[Answer]:
     decoder = FrameDecoder(Frame)
     decoder.receive(asyncio.run(run()))
     return [
-        Answer(command.code, command.remark, command.ext_fields, bytes(frame.body))
+        Response(command.code, command.remark, command.ext_fields, bytes(frame.body))
         for frame in decoder.frames()
         for command in [decode_command(frame.serializer, frame.header)]
     ]
 
 
-def fake_responses(respond: Response, request: Request[Any]) -> list[Answer]:
+def fake_responses(respond: Respond, request: Request[Any]) -> list[Response]:
     channel = FakeChannel()
     respond(channel, request)
     return channel.answers()

@@ -144,7 +144,13 @@ def test_a_level_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
     assert bench.deliver(NOW_MS + 999) == []
     [record] = bench.delays.find_due(NOW_MS + 1000).records
     assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
-    assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
+    assert decode_properties(record.properties) == {
+        "TAGS": "a",
+        "UNIQ_KEY": "U",
+        "DELAY": "1",
+        "REAL_TOPIC": "T",
+        "REAL_QID": "1",
+    }
 
 
 def test_a_timer_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
@@ -152,7 +158,38 @@ def test_a_timer_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
     assert bench.deliver(NOW_MS + 69) == []
     [record] = bench.delays.find_due(NOW_MS + 70).records
     assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
-    assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
+    assert decode_properties(record.properties) == {
+        "TAGS": "a",
+        "UNIQ_KEY": "U",
+        "TIMER_DELAY_MS": "70",
+        "TIMER_OUT_MS": str(NOW_MS + 70),
+        "REAL_TOPIC": "T",
+        "REAL_QID": "1",
+    }
+
+
+def test_a_level_counts_and_a_timer_beside_it_is_dropped(bench: Bench) -> None:
+    bench.send(b"1", DELAY="1", TIMER_DELAY_MS="70")
+    [record] = bench.delays.find_due(NOW_MS + 1000).records
+    assert decode_properties(record.properties).keys() == {"DELAY", "REAL_TOPIC", "REAL_QID"}
+
+
+def test_a_message_with_the_properties_of_a_delivered_timer_is_not_delayed(bench: Bench) -> None:
+    bench.send(b"1", TIMER_DELAY_MS="70")
+    [delivered] = bench.delays.find_due(NOW_MS + 70).records
+    assert bench.delays.redirect(delivered, NOW_MS + 70) == delivered
+
+
+@pytest.mark.parametrize("given", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "70"}])
+def test_a_delivered_message_that_keeps_its_delay_is_delivered_once(
+    bench: Bench, given: dict[str, Any]
+) -> None:
+    bench.send(b"1", **given)
+    assert bench.deliver(NOW_MS + 1000) == [b"1"]
+    for at_ms in (NOW_MS + 1000, NOW_MS + HOUR_MS):
+        bench.restart()
+        assert bench.deliver(at_ms) == []
+    assert bench.store.max_offset("T", 1) == 1
 
 
 def test_a_level_keeps_the_order_of_its_queue(bench: Bench) -> None:

@@ -66,6 +66,7 @@ CLIENT_REQUESTS = {
     # These need a permission of their own, which an administrator can give to others.
     RequestCode.LIST_TRANSACTIONS,
     RequestCode.SHOW_TRANSACTION,
+    RequestCode.TRANSACTION_CURSORS,
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.DELETE_TOPIC_IN_BROKER,
 }

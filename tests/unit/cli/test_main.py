@@ -7,12 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import click
+import pytest
 from click.testing import CliRunner
 
 import escrowmq.cli.commands
-from escrowmq.cli.main import COMMAND_NAMES, cli
+from escrowmq.cli.main import COMMAND_NAMES, cli, main
+from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import encode_response
+from tests.support.scripted_server import ScriptedServer
 
 
 def test_every_module_with_a_command_of_its_name_is_listed() -> None:
@@ -82,3 +88,17 @@ def test_a_wrong_name_is_answered_with_the_one_that_was_meant() -> None:
     result = CliRunner().invoke(cli, ["serv"])
     assert result.exit_code == 2
     assert "Did you mean 'serve'?" in result.output
+
+
+def test_a_refused_command_prints_the_sentence_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def respond(request: Request[Any]) -> bytes:
+        return encode_response(request, code=ResponseCode.NO_PERMISSION, remark="a wrong signature")
+
+    with ScriptedServer(respond) as server:
+        monkeypatch.setattr(sys, "argv", ["escrowmq", "broker", "list", "-n", server.address])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "escrowmq: a wrong signature\n"

@@ -44,7 +44,7 @@ def names(pulls: list[HeldPull[str]]) -> list[str]:
 
 
 def test_a_message_wakes_the_pulls_of_its_queue_in_order() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     for held in (pull("a"), pull("b"), pull("c", queue_id=1), pull("d", topic="stock")):
         assert waiting.add(held)
     assert names(waiting.take_ready("orders", 0, 11)) == ["a", "b"]
@@ -53,7 +53,7 @@ def test_a_message_wakes_the_pulls_of_its_queue_in_order() -> None:
 
 
 def test_a_pull_waits_for_its_offset() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull(queue_offset=10))
     assert waiting.take_ready("orders", 0, 10) == []
     assert names(waiting.take_ready("orders", 0, 11)) == ["p"]
@@ -64,27 +64,27 @@ def test_a_pull_waits_for_its_offset() -> None:
     [([1], False), ([7], True), ([1, 7], True), ([1, 2, 3], False), ([], False), (None, True)],
 )
 def test_a_filter_by_tags_must_match_an_arrival(codes: list[int] | None, wakes: bool) -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull(message_filter=TAG_SEVEN))
     assert bool(waiting.take_ready("orders", 0, 10 + len(codes or [0]), arrivals(codes))) is wakes
 
 
 def test_a_filter_by_properties_must_match_an_arrival() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull(message_filter=MessageFilter(matches_properties=b"yes".__eq__)))
     assert waiting.take_ready("orders", 0, 12, [(0, b"no"), (0, b"never")]) == []
     assert names(waiting.take_ready("orders", 0, 13, [(0, b"yes")])) == ["p"]
 
 
 def test_messages_before_the_offset_of_a_pull_do_not_wake_it() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull(queue_offset=10, message_filter=TAG_SEVEN))
     assert waiting.take_ready("orders", 0, 12, arrivals([7, 1, 1])) == []  # offsets 9, 10, 11
     assert names(waiting.take_ready("orders", 0, 13, arrivals([7]))) == ["p"]
 
 
 def test_has_pulls_tells_whether_a_queue_has_held_pulls() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     assert not waiting.has_pulls("orders", 0)
     waiting.add(pull())
     assert waiting.has_pulls("orders", 0)
@@ -94,7 +94,7 @@ def test_has_pulls_tells_whether_a_queue_has_held_pulls() -> None:
 
 
 def test_a_pull_expires_exactly_at_its_due_time() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull("late", due_ms=200))
     waiting.add(pull("soon", due_ms=100))
     assert waiting.next_due_ms() == 100
@@ -108,7 +108,7 @@ def test_a_pull_expires_exactly_at_its_due_time() -> None:
 
 
 def test_a_pull_that_was_woken_does_not_expire() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull("woken", due_ms=100))
     waiting.add(pull("held", due_ms=300, queue_id=1))
     waiting.take_ready("orders", 0, 11)
@@ -118,7 +118,7 @@ def test_a_pull_that_was_woken_does_not_expire() -> None:
 
 
 def test_the_pulls_of_a_closed_channel_are_removed() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull("a"))
     waiting.add(pull("b", queue_id=1))
     waiting.add(pull("c", channel="other"))
@@ -129,7 +129,7 @@ def test_the_pulls_of_a_closed_channel_are_removed() -> None:
 
 
 def test_release_all_returns_every_pull() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull("a"))
     waiting.add(pull("b", queue_id=1, channel="other"))
     assert sorted(names(waiting.release_all())) == ["a", "b"]
@@ -157,7 +157,7 @@ def test_the_pulls_of_one_channel_are_limited() -> None:
 
 
 def test_pulls_that_left_early_do_not_accumulate() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull("patient", queue_id=1, due_ms=99_999))
     for number in range(10_000):
         waiting.add(pull(str(number), queue_offset=number))
@@ -167,7 +167,7 @@ def test_pulls_that_left_early_do_not_accumulate() -> None:
 
 
 def test_after_a_rebuild_of_the_heap_the_earliest_pull_comes_first() -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     waiting.add(pull("woken", due_ms=100))
     waiting.add(pull("late", queue_id=1, due_ms=900))
     waiting.add(pull("soon", queue_id=1, due_ms=200))
@@ -189,7 +189,7 @@ def test_a_channel_that_was_full_has_room_again_when_a_pull_leaves() -> None:
 
 @pytest.mark.parametrize("departure", ["a message", "time", "closed channels", "the end"])
 def test_nothing_stays_when_all_pulls_have_left(departure: str) -> None:
-    waiting = LongPolls[str]()
+    waiting = LongPolls[str](pulls_max=1000)
     for number in range(4):
         waiting.add(pull(queue_id=number % 2, channel=f"channel-{number}"))
     if departure == "a message":

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from escrowmq.config import ConsumeConfig
 from escrowmq.consume.members import BROADCASTING, ConsumerGroup, ConsumerGroupSettings
 from escrowmq.consume.pull import (
     BULK_BYTES_MAX,
     BULK_COUNT_MAX,
-    BYTES_MAX,
     HOLD_MS_MAX,
-    SHORT_POLLING_MS,
     PullRefusal,
     ReadLimits,
     bulk_read_limits,
@@ -197,43 +196,43 @@ def test_every_status_of_a_read_has_its_own_remark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "sys_flag", "suspend_ms", "is_first_look", "held_ms"),
+    ("code", "sys_flag", "suspend_ms", "held_ms"),
     [
-        (19, 2, 15_000, True, 15_000),
-        (19, 7, 15_000, True, 15_000),
-        (19, 4, 15_000, True, 0),
-        (19, 2, 15_000, False, 0),
-        (20, 2, 15_000, True, 0),
-        (0, 2, 15_000, True, 0),
-        (19, 2, -1, True, 0),
-        (19, 2, 1 << 62, True, HOLD_MS_MAX),
+        (19, 2, 15_000, 15_000),
+        (19, 7, 15_000, 15_000),
+        (19, 4, 15_000, 0),
+        (20, 2, 15_000, 0),
+        (0, 2, 15_000, 0),
+        (19, 2, -1, 0),
+        (19, 2, 1 << 62, HOLD_MS_MAX),
     ],
 )
 def test_only_a_pull_that_found_nothing_is_held(
-    code: int, sys_flag: int, suspend_ms: int, is_first_look: bool, held_ms: int
+    code: int, sys_flag: int, suspend_ms: int, held_ms: int
 ) -> None:
-    assert hold_ms(code, sys_flag, suspend_ms, is_first_attempt=is_first_look) == held_ms
+    assert hold_ms(code, sys_flag, suspend_ms, ConsumeConfig()) == held_ms
 
 
 def test_without_long_polling_a_pull_is_held_for_a_moment() -> None:
-    held = hold_ms(19, 2, 15_000, is_first_attempt=True, long_polling=False)
-    assert held == SHORT_POLLING_MS
+    config = ConsumeConfig(long_polling=False, short_poll_ms=700)
+    assert hold_ms(19, 2, 15_000, config) == 700
 
 
 @pytest.mark.parametrize(
     ("count", "size", "expected"),
     [
-        (10, None, ReadLimits(10, BYTES_MAX)),
-        (32, 1 << 31, ReadLimits(32, BYTES_MAX)),
-        (1_000, 4_096, ReadLimits(32, 4_096)),
-        (0, 0, ReadLimits(1, BYTES_MAX)),
-        (-5, -5, ReadLimits(1, BYTES_MAX)),
+        (10, None, ReadLimits(10, 500_000)),
+        (50, 1 << 31, ReadLimits(50, 500_000)),
+        (1_000, 4_096, ReadLimits(64, 4_096)),
+        (0, 0, ReadLimits(1, 500_000)),
+        (-5, -5, ReadLimits(1, 500_000)),
     ],
 )
 def test_a_read_has_limits_and_gets_one_message_at_least(
     count: int, size: int | None, expected: ReadLimits
 ) -> None:
-    assert read_limits(count, size) == expected
+    config = ConsumeConfig(pull_messages_max=64, pull_bytes_max=500_000)
+    assert read_limits(count, size, config) == expected
 
 
 def test_a_bulk_pull_has_its_own_limits() -> None:

@@ -16,6 +16,7 @@ from escrowmq.consume.subscription import (
 from escrowmq.errors import InvalidSubscription
 from escrowmq.message.filter import SQL92, TAG
 from escrowmq.message.keys import java_hash, tags_and_keys
+from escrowmq.message.record import PROPERTIES_BYTES_MAX
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,15 @@ def test_no_expression_type_means_tags(kind: str | None) -> None:
 def test_an_invalid_expression_is_an_error(expression: str, kind: str) -> None:
     with pytest.raises(InvalidSubscription):
         parse_subscription("orders", expression, expression_type=kind)
+
+
+@pytest.mark.parametrize("kind", [TAG, SQL92])
+def test_an_expression_of_the_longest_properties_is_accepted(kind: str) -> None:
+    tag = "x" * PROPERTIES_BYTES_MAX
+    expression = tag if kind == TAG else f"a = '{tag}'"
+    for parse in (parse_subscription, parse_heartbeat_subscription):
+        subscription = parse("orders", expression, expression_type=kind, version=1)
+        assert subscription.expression == expression
 
 
 def test_sql_filters_by_properties_not_by_tags() -> None:

@@ -52,7 +52,22 @@ TABLE: list[tuple[str, dict[str, Any], Strand | Check | Wait | FollowWriter]] = 
     ("overdue", {"due_ms": NOW_MS - HOUR_MS}, Check()),
     ("not due yet", {"due_ms": NOW_MS + 1}, Wait(NOW_MS + 1)),
     ("one check left", {"checks": 2}, Check()),
-    ("checked too often", {"checks": 3}, Strand("checked 3 times without an answer")),
+    ("checked too often", {"checks": 3}, Strand("checked 3 times: 3 without an answer")),
+    (
+        "answered with UNKNOWN every time",
+        {"checks": 3, "unknown_answers": 3, "last_remark": "database is down"},
+        Strand("checked 3 times: 3 UNKNOWN, last: database is down"),
+    ),
+    (
+        "answered with UNKNOWN once",
+        {"checks": 3, "unknown_answers": 1},
+        Strand("checked 3 times: 1 UNKNOWN, 2 without an answer"),
+    ),
+    (
+        "UNKNOWN after the send, then no answer",
+        {"checks": 3, "last_remark": "timeout"},
+        Strand("checked 3 times: 3 without an answer, last: timeout"),
+    ),
     ("old enough to keep", {"parked_ms": NOW_MS - 72 * HOUR_MS}, Check()),
     (
         "too old",

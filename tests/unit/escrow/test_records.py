@@ -14,6 +14,7 @@ from escrowmq.broker.processors.send import is_plain_half
 from escrowmq.errors import CorruptRecord
 from escrowmq.escrow.half_table import Attempt
 from escrowmq.escrow.records import (
+    JOURNAL_EVENTS,
     JournalEntry,
     decode_journal_entry,
     decode_op,
@@ -302,9 +303,16 @@ def test_a_stranded_message_has_the_reason() -> None:
 
 
 def test_a_journal_entry_is_read_as_it_was_written() -> None:
-    step = JournalEntry(2**40, "asked", 15, "1.2.3.4:5")
-    found = decode_journal_entry(stored_record(make_journal_record(step, now_ms=5)))
-    assert found == JournalEntry(2**40, "asked", 15, "1.2.3.4:5", 1_000)
+    for event in JOURNAL_EVENTS:
+        for reason in ("", "database is down: 数据库"):
+            entry = JournalEntry(2**40, event, 15, "1.2.3.4:5", reason)
+            record = stored_record(make_journal_record(entry, now_ms=5))
+            assert decode_journal_entry(record) == msgspec.structs.replace(entry, stored_ms=1_000)
+
+
+def test_a_journal_entry_has_room_for_its_check_number() -> None:
+    record = make_journal_record(JournalEntry(1, "asked", 70_000, "1.2.3.4:5"), now_ms=5)
+    assert decode_journal_entry(stored_record(record)).check_number == 65_535
 
 
 @pytest.mark.parametrize("body", [b"", b"short", struct.pack(">qBH", 1, 99, 1)])

@@ -16,6 +16,8 @@ from escrowmq.message.names import (
     retry_topic,
 )
 
+SERVER_NAMES = ["Shop", "broker-a"]
+
 
 def test_groups_have_topics_for_retries_and_dead_letters() -> None:
     assert (retry_topic("g"), dlq_topic("g")) == ("%RETRY%g", "%DLQ%g")
@@ -36,22 +38,24 @@ def test_groups_have_topics_for_retries_and_dead_letters() -> None:
 )
 def test_a_system_topic_is_internal_and_the_same_in_every_namespace(topic: str) -> None:
     assert is_system_topic(topic)
-    assert is_internal_topic(topic)
+    assert is_internal_topic(topic, SERVER_NAMES)
     assert is_shared_name(topic)
 
 
 @pytest.mark.parametrize(
     "topic",
-    ["%RETRY%g", "%DLQ%g", reply_topic("c"), "RMQ_SYS_TRACE_TOPIC", "DefaultCluster", "broker-a"],
+    ["%RETRY%g", "%DLQ%g", reply_topic("Shop"), "RMQ_SYS_TRACE_TOPIC", "Shop", "broker-a"],
 )
 def test_a_topic_that_brokers_or_groups_create_is_internal_but_no_system_topic(topic: str) -> None:
-    assert is_internal_topic(topic)
+    assert is_internal_topic(topic, SERVER_NAMES)
     assert not is_system_topic(topic)
 
 
-@pytest.mark.parametrize("topic", ["orders", "rmq", "broker", "REPLY_TOPICS", "DefaultClusters"])
+@pytest.mark.parametrize(
+    "topic", ["orders", "rmq", "broker", "broker-events", "Shops", reply_topic("orders")]
+)
 def test_a_topic_of_a_user_is_not_internal(topic: str) -> None:
-    assert not is_internal_topic(topic)
+    assert not is_internal_topic(topic, SERVER_NAMES)
     assert not is_shared_name(topic)
 
 

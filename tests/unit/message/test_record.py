@@ -110,7 +110,7 @@ def test_the_known_record_decodes_to_its_fields() -> None:
 
 def test_the_queue_entry_of_the_known_record() -> None:
     record = decoded(bytes.fromhex(VECTOR))
-    tags_code, _ = tags_and_keys(record.topic, record.properties, record.stored_ms)
+    tags_code, _ = tags_and_keys(record.topic, record.properties)
     entry = ENTRY.pack(record.log_offset, record.size, tags_code)
     assert entry == bytes.fromhex(VECTOR_ENTRY)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.message.keys import DELAY_LEVELS_MS, has_keys, has_queue_entry, tags_and_keys
+from escrowmq.config import DelayConfig
+from escrowmq.message.keys import has_keys, has_queue_entry, tags_and_keys
 from escrowmq.message.properties import encode_properties
 
 STORED_MS = 1_700_000_000_000
@@ -12,7 +13,8 @@ SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 
 
 def code(topic: str = "T", **properties: str) -> int:
-    return tags_and_keys(topic, encode_properties(properties), STORED_MS)[0]
+    encoded = encode_properties(properties)
+    return tags_and_keys(topic, encoded, STORED_MS, DelayConfig().delay_levels_ms)[0]
 
 
 def keys(**properties: str) -> list[bytes]:
@@ -98,9 +100,11 @@ def test_elsewhere_a_level_changes_nothing() -> None:
     assert code("T", TAGS="TagA", DELAY="3") == 2598919
 
 
-def test_there_are_eighteen_levels_and_they_rise() -> None:
-    assert len(DELAY_LEVELS_MS) == 18
-    assert sorted(DELAY_LEVELS_MS) == list(DELAY_LEVELS_MS)
+@pytest.mark.parametrize(("level", "delay_ms"), [(b"1", 7_000), (b"2", 900), (b"3", 900)])
+def test_the_due_time_follows_from_the_configured_levels(level: bytes, delay_ms: int) -> None:
+    levels_ms = (7_000, 900)
+    code, _ = tags_and_keys(SCHEDULE, b"DELAY\x01" + level, STORED_MS, levels_ms)
+    assert code == STORED_MS + delay_ms
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.namesrv.registration import data_version_request, registration_request
+from escrowmq.namesrv.registration import registration_request, unregistration_request
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import QueueRoute, TopicRoute, encode_body
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
@@ -23,7 +23,7 @@ STOCK = TopicRoute(
     queue_datas=[QueueRoute(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=6)]
 )
 REGISTER = registration_request(B, [topic("orders"), topic("stock")], version())
-IDENTITY = encode_header(data_version_request(A, version()).fields)
+IDENTITY = encode_header(unregistration_request(A).fields)
 KEY = {"namespace": "n", "key": "k"}
 BEAT = headers.BrokerHeartbeat(
     cluster_name="c",

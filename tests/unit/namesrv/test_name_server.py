@@ -10,7 +10,6 @@ import pytest
 from escrowmq.message.topic_config import DataVersion
 from escrowmq.namesrv.name_server import NameServer, NamesrvCounters
 from escrowmq.namesrv.registration import (
-    data_version_request,
     registration_request,
     unregistration_request,
 )
@@ -18,7 +17,16 @@ from escrowmq.namesrv.route_table import BrokerRegistration
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import TopicConfigs, TopicList, TopicRoute, encode_body
 from escrowmq.remoting.codes import ROCKETMQ, RequestCode, ResponseCode
-from tests.support.namesrv_requests import NOW, SLAVE, A, B, NameServerHarness, topic, version
+from tests.support.namesrv_requests import (
+    NOW,
+    SLAVE,
+    A,
+    B,
+    NameServerHarness,
+    data_version_request,
+    topic,
+    version,
+)
 
 
 @pytest.fixture

@@ -96,12 +96,19 @@ def test_a_pull_response_passes_the_pieces_of_its_body_on(serializer: int, remar
         min_offset=2,
         max_offset=99,
         suggested_broker_id=1,
+        topic_sys_flag=2,
+        group_sys_flag=3,
         remark=remark,
         body=pieces,
     )
     assert all(piece is given for piece, given in zip(rest, pieces, strict=True))
     general = PullMessageResponse(
-        suggest_which_broker_id=1, next_begin_offset=34, min_offset=2, max_offset=99
+        suggest_which_broker_id=1,
+        next_begin_offset=34,
+        min_offset=2,
+        max_offset=99,
+        topic_sys_flag=2,
+        group_sys_flag=3,
     )
     joined = b"".join((first, *rest))
     assert joined == responses.encode_response(asked, general, remark=remark, body=b"firstsecond")
@@ -114,10 +121,13 @@ def test_plain_success(serializer: int) -> None:
 
 
 def test_success_byte_by_byte() -> None:
-    header = b'{"code":0,"language":"PYTHON","version":479,"opaque":7,"flag":1}'
+    header = (
+        b'{"code":0,"language":"PYTHON","version":479,"opaque":7,"flag":1,'
+        b'"serializeTypeCurrentRPC":"JSON"}'
+    )
     assert (
         responses.encode_success(request())
-        == bytes([0, 0, 0, len(header) + 4, 0, 0, 0, 64]) + header
+        == bytes([0, 0, 0, len(header) + 4, 0, 0, 0, 97]) + header
     )
     assert json.loads(header)["flag"] == FLAG_RESPONSE
 

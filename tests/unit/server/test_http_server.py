@@ -15,7 +15,7 @@ import pytest
 
 from escrowmq.clock import SystemClock
 from escrowmq.errors import StoreFailed
-from escrowmq.metrics import Family, Gauge, Labels, Registry
+from escrowmq.metrics import Gauge, LabelValues, Registry, Samples
 from escrowmq.server.http_server import HttpLimits, MetricsServer
 from escrowmq.server.metrics import Health
 from escrowmq.server.remoting_server import bind, bound_port
@@ -62,7 +62,7 @@ class Bench:
 @asynccontextmanager
 async def serving(**limits: Any) -> AsyncIterator[Bench]:
     registry, health = Registry(), Health()
-    registry.add(lambda: [Gauge("a", "A.", [({}, 1)])])
+    registry.add(lambda: [Gauge("a", "A.").value(1)])
     server = MetricsServer(registry, SystemClock(), health.not_ready_reason, HttpLimits(**limits))
     bound = bind("127.0.0.1", 0)
     port = bound_port(bound)
@@ -198,7 +198,7 @@ async def test_a_connection_above_the_limit_is_closed_at_once() -> None:
 async def test_a_scraper_that_does_not_read_is_dropped() -> None:
     async with serving(response_timeout_s=0.05, connections_max=1) as bench:
         bench.registry.add(
-            lambda: [Gauge("b", "B.", (({"x": "y" * 1000}, n) for n in range(20_000)))]
+            lambda: [Gauge("b", "B.", ("x",)).samples((("y" * 1000,), n) for n in range(20_000))]
         )
         reader, writer = await bench.connect()
         transport = writer.transport
@@ -224,13 +224,13 @@ async def test_other_tasks_run_while_a_long_page_is_rendered() -> None:
 
     seen: list[int] = []
 
-    def samples() -> Iterator[tuple[Labels, float]]:
+    def samples() -> Iterator[tuple[LabelValues, float]]:
         for number in range(1000):
             seen.append(turns)
-            yield {"n": str(number)}, 1
+            yield (str(number),), 1
 
     async with serving(render_slice_s=0) as bench:
-        bench.registry.add(lambda: [Gauge("b", "B.", samples())])
+        bench.registry.add(lambda: [Gauge("b", "B.", ("n",)).samples(samples())])
         worker = asyncio.create_task(work())
         assert (await bench.get("/metrics"))[0] == 200
         worker.cancel()
@@ -239,19 +239,19 @@ async def test_other_tasks_run_while_a_long_page_is_rendered() -> None:
 
 @in_a_loop
 async def test_a_failing_collector_affects_only_its_page() -> None:
-    def fail() -> Iterator[Family]:
+    def fail() -> Iterator[Samples]:
         raise ZeroDivisionError
         yield
 
     async with serving() as bench:
         bench.registry.add(fail)
-        assert (await bench.get("/metrics"))[::2] == (500, b"failed, see the log\n")
+        assert (await bench.get("/metrics"))[::2] == (500, b"the request failed, see the log\n")
         assert (await bench.get("/health/live"))[0] == 200
 
 
 @in_a_loop
 async def test_a_closed_store_is_reported_as_unavailable() -> None:
-    def closed() -> Iterator[Family]:
+    def closed() -> Iterator[Samples]:
         raise StoreFailed("the store is closed")
         yield
 

@@ -35,7 +35,7 @@ def test_only_live_settings_change(conf: Path, caplog: pytest.LogCaptureFixture)
     assert config is live.config
     assert (config.store.reserved_hours, config.network.listen_port) == (24, 20000)
     assert "fileReservedTime changed from 48 to 24" in caplog.text
-    assert "listenPort stays 20000: 20001 needs a restart" in caplog.text
+    assert "listenPort is still 20000: the new value 20001 needs a restart" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["fileReservedTime=x\n", "nobody=1\n"])

@@ -139,12 +139,19 @@ def test_steps_of_checks_name_whom_and_what() -> None:
     steps = [
         JournalEntry(5, "asked", 1, "10.0.0.1:5"),
         JournalEntry(5, "unknown", 300, ""),
-        JournalEntry(6, "resumed", 0, "x"),
+        JournalEntry(6, "resumed", 0, "x", "bank is back"),
     ]
     assert rows(*(make_journal_record(step, now_ms=NOW_MS) for step in steps)) == [
         {"kind": "check", "half_offset": 5, "step": "asked", "checks": 1, "who": "10.0.0.1:5"},
         {"kind": "check", "half_offset": 5, "step": "unknown", "checks": 300, "who": ""},
-        {"kind": "check", "half_offset": 6, "step": "resumed", "checks": 0, "who": "x"},
+        {
+            "kind": "check",
+            "half_offset": 6,
+            "step": "resumed",
+            "checks": 0,
+            "who": "x",
+            "reason": "bank is back",
+        },
     ]
 
 

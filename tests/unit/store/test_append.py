@@ -1,4 +1,4 @@
-"""Appending records: their offsets, their bytes, and the writes that are made."""
+"""Appends: the offsets and bytes of the records, and the writes to disk."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SECOND_FILE = f"commitlog/{4096:020d}"
 def test_records_are_consecutive_in_the_log_and_each_queue_counts_its_own(
     store: MessageStore,
 ) -> None:
-    placed = store.append(
+    results = store.append(
         [plain(), plain(queue_id=1), plain(), plain(topic="U"), plain()], now_ms=NOW_MS
     )
-    assert [place.queue_offset for place in placed] == [0, 0, 1, 0, 2]
-    assert [place.size for place in placed] == [91 + 1 + 4] * 5
-    assert [place.log_offset for place in placed] == [0, 96, 192, 288, 384]
+    assert [result.queue_offset for result in results] == [0, 0, 1, 0, 2]
+    assert [result.size for result in results] == [91 + 1 + 4] * 5
+    assert [result.log_offset for result in results] == [0, 96, 192, 288, 384]
     assert store.end == 480
     assert store.max_offset("T", 0) == 3
     assert store.min_offset("T", 0) == 0
@@ -58,6 +58,7 @@ def test_an_empty_append_changes_nothing() -> None:
 
 
 def log_writes(disk: FaultyDisk, since: int) -> list[str]:
+    """Return the writes to log files after the first `since` calls of the disk."""
     return [call for call in disk.trace[since:] if call.startswith("write_at commitlog/")]
 
 
@@ -70,7 +71,7 @@ def test_a_batch_is_one_write_and_no_flush() -> None:
     assert disk.trace[before:] == [f"write_at {FIRST_FILE} 96+{20 * 96}"]
 
 
-def test_a_batch_across_the_end_of_a_file_is_one_write_to_each() -> None:
+def test_a_batch_across_the_end_of_a_segment_is_one_write_to_each_segment() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
     append(store, *(plain() for _ in range(40)))  # 3840 of 4096 bytes
@@ -94,33 +95,40 @@ def test_a_blank_record_fills_the_end_of_a_segment() -> None:
     assert store.record_at(4096).body == b"next"
 
 
-@pytest.mark.parametrize(("spare", "rolls"), [(8, False), (7, True)])
-def test_a_record_goes_into_this_file_if_eight_bytes_remain_behind_it(
-    spare: int, rolls: bool
+@pytest.mark.parametrize(("bytes_left", "begins_new_file"), [(8, False), (7, True)])
+def test_a_record_is_stored_in_the_current_segment_if_eight_bytes_remain_after_it(
+    bytes_left: int, begins_new_file: bool
 ) -> None:
+    # Eight bytes are the size of the blank record that fills a segment.
     store = open_store(MemoryDisk(), replace(TINY, message_bytes_max=4096))
     (first,) = append(store, plain(b"x" * 2000))
-    room = 4096 - store.end
-    (second,) = append(store, plain(b"y" * (room - 92 - spare)))
-    assert (first, second) == (0, 4096 if rolls else 2092)
+    free_bytes = 4096 - store.end
+    (second,) = append(store, plain(b"y" * (free_bytes - 92 - bytes_left)))
+    assert (first, second) == (0, 4096 if begins_new_file else 2092)
     append(store, plain(b"z"))
-    assert [len(body) for body in all_bodies(store)] == [2000, room - 92 - spare, 1]
+    assert [len(body) for body in all_bodies(store)] == [2000, free_bytes - 92 - bytes_left, 1]
 
 
 def test_prepared_and_rolled_back_records_get_no_queue_offset(
     store: MessageStore,
 ) -> None:
-    keyed = properties(UNIQ_KEY="U", KEYS="k")
+    key_properties = properties(UNIQ_KEY="U", KEYS="k")
     records = [
-        plain(b"none", sys_flag=0, properties=keyed),
-        plain(b"prepared", sys_flag=4, properties=keyed),
-        plain(b"commit", sys_flag=8, properties=keyed),
-        plain(b"rollback", sys_flag=12, properties=keyed),
-        plain(b"last", sys_flag=0, properties=keyed),
+        plain(b"none", sys_flag=0, properties=key_properties),
+        plain(b"prepared", sys_flag=4, properties=key_properties),
+        plain(b"commit", sys_flag=8, properties=key_properties),
+        plain(b"rollback", sys_flag=12, properties=key_properties),
+        plain(b"last", sys_flag=0, properties=key_properties),
     ]
-    placed = store.append(records, now_ms=NOW_MS)
-    assert [place.queue_offset for place in placed] == [0, 0, 1, 0, 2]
-    assert [store.record_at(place.log_offset).queue_offset for place in placed] == [0, 0, 1, 0, 2]
+    results = store.append(records, now_ms=NOW_MS)
+    assert [result.queue_offset for result in results] == [0, 0, 1, 0, 2]
+    assert [store.record_at(result.log_offset).queue_offset for result in results] == [
+        0,
+        0,
+        1,
+        0,
+        2,
+    ]
     assert bodies(store.read("T", 0, 0)) == [b"none", b"commit", b"last"]
     by_key = [bytes(record.body) for record in store.find_by_key("T", "k")]
     assert by_key == [b"last", b"commit", b"prepared", b"none"]
@@ -132,8 +140,8 @@ def test_stored_times_never_decrease_when_the_clock_is_set_back() -> None:
     store = open_store(disk)
     for now_ms in (NOW_MS, NOW_MS + 10, NOW_MS - 60_000, 0, NOW_MS + 11):
         append(store, plain(), now_ms=now_ms)
-    stored = [record.stored_ms - NOW_MS for record in store.records()]
-    assert stored == [0, 10, 10, 10, 11]
+    stored_ms = [record.stored_ms - NOW_MS for record in store.records()]
+    assert stored_ms == [0, 10, 10, 10, 11]
     store.close()
     store = open_store(disk)
     append(store, plain(), now_ms=5)
@@ -150,7 +158,7 @@ def test_ipv6_hosts_are_stored() -> None:
     assert store.offset_by_time("T", 0, NOW_MS + 1) == 2
 
 
-def test_records_with_a_crc_end_with_it() -> None:
+def test_the_record_crc_is_the_last_property() -> None:
     store = open_store(MemoryDisk(), replace(TINY, sealed=True))
-    (at,) = append(store, plain(properties=properties(TAGS="a")))
-    assert store.record_at(at).properties[:16] == b"TAGS\x01a\x02__CRC32#\x01"
+    (log_offset,) = append(store, plain(properties=properties(TAGS="a")))
+    assert store.record_at(log_offset).properties[:16] == b"TAGS\x01a\x02__CRC32#\x01"

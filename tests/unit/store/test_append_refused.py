@@ -1,4 +1,4 @@
-"""Appends that a store refuses. They change nothing."""
+"""Appends that a store refuses: they change nothing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def state(store: MessageStore) -> object:
     return store.end, store.begin, queues, offsets, all_bodies(store)
 
 
-LONGEST_PROPERTIES = 32_767 - 21  # a seal must still fit
+PROPERTIES_BYTES_MAX = 32_767 - 21  # leaves space for the record CRC
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         plain(b"x" * 4096),
         plain(topic=""),
@@ -53,21 +53,23 @@ LONGEST_PROPERTIES = 32_767 - 21  # a seal must still fit
     ],
     ids=lambda record: f"{record.topic[:9]!r} {record.queue_id} {len(record.body)}",
 )
-@pytest.mark.parametrize("kind", [0, 4, 12], ids=["none", "prepared", "rollback"])
-def test_an_invalid_record_is_refused_and_changes_nothing(wrong: NewRecord, kind: int) -> None:
+@pytest.mark.parametrize("transaction_type", [0, 4, 12], ids=["none", "prepared", "rollback"])
+def test_an_invalid_record_is_refused_and_changes_nothing(
+    invalid: NewRecord, transaction_type: int
+) -> None:
     store = open_store(MemoryDisk())
     append(store, plain(b"before"))
     before = state(store)
-    fields = {name: getattr(wrong, name) for name in wrong.__struct_fields__}
+    fields = {name: getattr(invalid, name) for name in invalid.__struct_fields__}
     with pytest.raises(RecordRefused):
-        append(store, NewRecord(**{**fields, "sys_flag": kind}))
+        append(store, NewRecord(**{**fields, "sys_flag": transaction_type}))
     assert state(store) == before
-    append(store, plain(b"behind"))
-    assert bodies(store.read("T", 0, 0)) == [b"before", b"behind"]
+    append(store, plain(b"after"))
+    assert bodies(store.read("T", 0, 0)) == [b"before", b"after"]
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "fields",
     [
         {"flag": 1 << 31},
         {"sys_flag": 1 << 31},
@@ -75,30 +77,30 @@ def test_an_invalid_record_is_refused_and_changes_nothing(wrong: NewRecord, kind
         {"born_ms": 1 << 63},
         {"prepared_offset": -(1 << 63) - 1},
     ],
-    ids=lambda wrong: next(iter(wrong)),
+    ids=lambda fields: next(iter(fields)),
 )
 def test_a_number_that_its_field_cannot_hold_is_refused(
-    store: MessageStore, wrong: dict[str, int]
+    store: MessageStore, fields: dict[str, int]
 ) -> None:
     append(store, plain(b"before"))
     before = state(store)
     with pytest.raises(RecordRefused):
-        append(store, plain(b"wrong", **wrong))
+        append(store, plain(b"wrong", **fields))
     assert state(store) == before
 
 
 def test_properties_with_a_zero_byte_are_refused() -> None:
-    # A zero byte in a record is what an unwritten sector looks like: recovery would cut there,
-    # and everything behind it would be gone.
+    # A zero byte in a record looks like an unwritten sector: recovery would truncate the log
+    # there and lose all later records.
     disk = MemoryDisk()
     store = open_store(disk)
     append(store, plain(b"before"))
     with pytest.raises(RecordRefused):
         append(store, plain(b"zero", properties=b"name\x01va\0lue\x02"))
-    append(store, plain(b"behind"))
+    append(store, plain(b"after"))
     store.flush()
     store.abandon()
-    assert all_bodies(open_store(disk)) == [b"before", b"behind"]
+    assert all_bodies(open_store(disk)) == [b"before", b"after"]
 
 
 def test_a_refused_record_refuses_its_whole_batch(store: MessageStore) -> None:
@@ -109,7 +111,7 @@ def test_a_refused_record_refuses_its_whole_batch(store: MessageStore) -> None:
         store.append(batch, now_ms=NOW_MS + 99)
     assert state(store) == before
     assert store.read("New", 0, 0).status is ReadStatus.NO_QUEUE
-    append(store, plain(b"behind"))
+    append(store, plain(b"after"))
     assert [record.stored_ms for record in store.records()] == [NOW_MS, NOW_MS]
 
 
@@ -117,22 +119,22 @@ def test_a_refused_batch_uses_no_queue_offsets(store: MessageStore) -> None:
     append(store, plain(b"before"))
     with pytest.raises(RecordRefused):
         append(store, plain(b"a"), plain(b"b"), plain(topic="a/b"))
-    (placed,) = store.append([plain(b"behind")], now_ms=NOW_MS)
-    assert placed.queue_offset == 1
+    (result,) = store.append([plain(b"after")], now_ms=NOW_MS)
+    assert result.queue_offset == 1
     assert store.max_offset("T", 0) == 2
-    assert bodies(store.read("T", 0, 0)) == [b"before", b"behind"]
+    assert bodies(store.read("T", 0, 0)) == [b"before", b"after"]
 
 
 def test_the_largest_record_fits() -> None:
     settings = replace(TINY, segment_bytes=1 << 20, sealed=True)
     store = open_store(MemoryDisk(), settings)
     largest = plain(
-        b"x" * 100_000, topic="t" * 255, properties=b"k\x01" + b"v" * (LONGEST_PROPERTIES - 2)
+        b"x" * 100_000, topic="t" * 255, properties=b"k\x01" + b"v" * (PROPERTIES_BYTES_MAX - 2)
     )
-    (at,) = append(store, largest)
-    assert len(store.record_at(at).properties) == 32_767
+    (log_offset,) = append(store, largest)
+    assert len(store.record_at(log_offset).properties) == 32_767
     with pytest.raises(RecordRefused, match="properties are"):
-        append(store, plain(properties=b"k\x01" + b"v" * (LONGEST_PROPERTIES - 1)))
+        append(store, plain(properties=b"k\x01" + b"v" * (PROPERTIES_BYTES_MAX - 1)))
 
 
 def test_a_record_larger_than_a_segment_is_refused() -> None:
@@ -142,7 +144,7 @@ def test_a_record_larger_than_a_segment_is_refused() -> None:
         append(store, plain(b"x" * (4096 - 8 - 91)))
 
 
-def test_a_store_that_accepts_no_writes_is_full(store: MessageStore) -> None:
+def test_a_store_without_disk_space_refuses_appends_and_serves_reads(store: MessageStore) -> None:
     append(store, plain())
     before = state(store)
     store.has_disk_space = False
@@ -155,7 +157,7 @@ def test_a_store_that_accepts_no_writes_is_full(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "use",
+    "operation",
     [
         lambda store: store.append([plain()], now_ms=NOW_MS),
         lambda store: store.flush(),
@@ -177,14 +179,14 @@ def test_a_store_that_accepts_no_writes_is_full(store: MessageStore) -> None:
         "min_offset",
     ],
 )
-def test_a_closed_store_refuses_and_does_not_look_empty(
-    tmp_path: Path, use: Callable[[MessageStore], object]
+def test_a_closed_store_raises_instead_of_looking_empty(
+    tmp_path: Path, operation: Callable[[MessageStore], object]
 ) -> None:
     store = open_store(RealDisk(tmp_path))
     append(store, plain())
     store.close()
     with pytest.raises(StoreError):
-        use(store)
+        operation(store)
 
 
 def test_a_store_can_be_closed_twice(store: MessageStore) -> None:
@@ -201,13 +203,13 @@ def test_a_directory_can_be_opened_only_once(tmp_path: Path) -> None:
         open_store(RealDisk(tmp_path))
     append(store, plain())
     store.close()
-    again = open_store(RealDisk(tmp_path))
-    assert len(all_bodies(again)) == 2
-    assert again.recovery.was_clean
-    again.close()
+    reopened = open_store(RealDisk(tmp_path))
+    assert len(all_bodies(reopened)) == 2
+    assert reopened.recovery.was_clean
+    reopened.close()
 
 
-def test_a_store_that_was_refused_does_not_mark_the_directory(tmp_path: Path) -> None:
+def test_an_open_that_is_refused_does_not_create_the_abort_file(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path))
     (tmp_path / "abort").unlink()
     with pytest.raises(StoreLocked):

@@ -1,4 +1,4 @@
-"""Backups of a store that is in use, and restoring them."""
+"""Backups of a store that is in use, and stores restored from them."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ OFFSETS = "config/consumerOffset.json"
 TOPICS = "config/topics.json"
 
 
-def flushed(store: MessageStore, *, then: Callable[[], None] = lambda: None) -> Callable[[], int]:
-    """Return a function that flushes, returns the end of the log and then calls `then`."""
+def flush_then(store: MessageStore, after_flush: Callable[[], None]) -> Callable[[], int]:
+    """Return a function that flushes, calls `after_flush` and returns the flushed end."""
 
-    def ask() -> int:
+    def flush() -> int:
         end = store.flush()
-        then()
+        after_flush()
         return end
 
-    return ask
+    return flush
 
 
-def copied(store: MessageStore, disk: Disk, then: Callable[[], None] = lambda: None) -> MemoryDisk:
+def back_up_to_memory(
+    store: MessageStore, disk: Disk, after_flush: Callable[[], None] = lambda: None
+) -> MemoryDisk:
+    """Back up a store to a new disk; call `after_flush` when the end of the backup is set."""
     target = MemoryDisk()
-    back_up(disk, target, flushed(store, then=then), now_ms=NOW_MS)
+    back_up(disk, target, flush_then(store, after_flush), now_ms=NOW_MS)
     return target
 
 
-def bodies(store: MessageStore) -> list[bytes]:
-    found = []
+def queue_contents(store: MessageStore) -> list[bytes]:
+    """Return the stored bytes of both queues."""
+    contents = []
     for topic, queue_id in (("T0", 0), ("T1", 1)):
         low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-        read = store.read(topic, queue_id, low, count_max=1000, bytes_max=1 << 20)
-        assert read.count == high - low
-        found.append(b"".join(read.slices))
-    return found
+        result = store.read(topic, queue_id, low, count_max=1000, bytes_max=1 << 20)
+        assert result.count == high - low
+        contents.append(b"".join(result.slices))
+    return contents
 
 
-def reopened(backup: MemoryDisk) -> MessageStore:
+def restore_and_open(backup: MemoryDisk) -> MessageStore:
     target = MemoryDisk()
     restore(backup, target)
     return open_store(target)
@@ -54,21 +58,21 @@ def test_a_backup_ends_where_the_log_ended_when_its_end_was_read() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(40))  # several files
-    before = bodies(store)
+    before = queue_contents(store)
 
-    def goes_on() -> None:
+    def continue_appending() -> None:
         fill(store, range(40, 80))
         store.checkpoint()  # queue files are ahead of the copied log now
 
-    again = reopened(copied(store, disk, goes_on))
-    assert bodies(again) == before
-    assert not again.recovery.damage
-    assert again.recovery.torn_reason is None
-    fill(again, range(40, 60))  # and goes on where it was
-    assert again.max_offset("T0", 0) == 30
+    restored = restore_and_open(back_up_to_memory(store, disk, continue_appending))
+    assert queue_contents(restored) == before
+    assert not restored.recovery.damage
+    assert restored.recovery.torn_reason is None
+    fill(restored, range(40, 60))  # the restored queue accepts messages
+    assert restored.max_offset("T0", 0) == 30
 
 
-def test_a_restored_queue_continues_behind_expired_messages() -> None:
+def test_a_restored_queue_continues_after_expired_messages() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(0, 20, 2))  # T0 alone
@@ -77,21 +81,21 @@ def test_a_restored_queue_continues_behind_expired_messages() -> None:
     while store.min_offset("T0", 0) < 10:
         store.remove_oldest_file()
     store.checkpoint()
-    assert reopened(copied(store, disk)).max_offset("T0", 0) == 10
+    assert restore_and_open(back_up_to_memory(store, disk)).max_offset("T0", 0) == 10
 
 
-def test_progress_is_copied_before_the_end_is_known_and_topics_after() -> None:
+def test_consumer_offsets_are_copied_before_the_flush_and_topics_after_it() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(5))
     write_file(disk, OFFSETS, b'{"old":1}')
     write_file(disk, TOPICS, b'{"old":1}')
 
-    def goes_on() -> None:
+    def save_new_files() -> None:
         write_file(disk, OFFSETS, b'{"new":1}')
         write_file(disk, TOPICS, b'{"new":1}')
 
-    target = copied(store, disk, goes_on)
+    target = back_up_to_memory(store, disk, save_new_files)
     assert read_file(target, OFFSETS) == b'{"old":1}'
     assert read_file(target, TOPICS) == b'{"new":1}'
 
@@ -102,16 +106,18 @@ def test_a_segment_may_expire_during_a_backup() -> None:
     fill(store, range(60))
     store.checkpoint()
     target = MemoryDisk()
-    removed: list[int] = []
+    removed_offsets: list[int] = []
 
-    def told(done: int, whole: int) -> None:
-        if not removed:  # before the first file
-            removed.append(store.begin)
+    def remove_oldest_file_once(copied_bytes: int, total_bytes: int) -> None:
+        if not removed_offsets:  # the first call is before the first file is copied
+            removed_offsets.append(store.begin)
             store.remove_oldest_file()
 
-    manifest, _ = back_up(disk, target, flushed(store), now_ms=NOW_MS, on_progress=told)
+    manifest, _ = back_up(
+        disk, target, store.flush, now_ms=NOW_MS, on_progress=remove_oldest_file_once
+    )
     assert manifest.log_begin == store.begin > 0
-    assert bodies(reopened(target)) == bodies(store)
+    assert queue_contents(restore_and_open(target)) == queue_contents(store)
 
 
 def test_an_incomplete_copy_is_not_a_backup() -> None:
@@ -126,16 +132,16 @@ def test_an_incomplete_copy_is_not_a_backup() -> None:
         read_manifest(target)
 
 
-def test_nothing_is_overwritten() -> None:
+def test_a_backup_and_a_restore_refuse_a_target_that_is_not_empty() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     with pytest.raises(StoreError, match="is not empty"):
-        back_up(disk, disk, flushed(store), now_ms=NOW_MS)
-    backup = copied(store, disk)
+        back_up(disk, disk, store.flush, now_ms=NOW_MS)
+    backup = back_up_to_memory(store, disk)
     with pytest.raises(StoreError, match="is not empty"):
         restore(backup, backup)
 
 
 def test_an_empty_store_can_be_backed_up() -> None:
     disk = MemoryDisk()
-    assert bodies(reopened(copied(open_store(disk), disk))) == [b"", b""]
+    assert queue_contents(restore_and_open(back_up_to_memory(open_store(disk), disk))) == [b"", b""]

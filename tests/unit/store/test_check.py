@@ -1,6 +1,6 @@
-"""Checks of stores with a damaged log: findings name position and severity.
+"""Checks of stores with a damaged log: each finding has a position and a severity.
 
-Each test creates a small store on disk, changes a few bytes in it and checks it.
+Most tests create a small store on disk, change a few bytes in it and check it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from escrowmq.errors import StoreError, StoreLocked
 from escrowmq.store.check import check_store
 from escrowmq.store.disk import RealDisk
 from escrowmq.testing.disks import MemoryDisk
-from tests.interop.fixtures import ENDINGS, VERSIONS, Ending, unpack_store
+from tests.interop.fixtures import SHUTDOWNS, VERSIONS, Shutdown, unpack_store
 from tests.support.store_damage import (
     RECORDS,
     change,
@@ -42,13 +42,7 @@ from tests.support.stores import (
     sample,
 )
 
-TORN = b"\xda\xa3\x20\xa7 half a record"
-
-
-@pytest.fixture
-def clean(tmp_path: Path) -> Path:
-    """Return a store that was closed."""
-    return make(tmp_path / "store")
+TORN_RECORD = b"\xda\xa3\x20\xa7 half a record"
 
 
 @pytest.fixture
@@ -57,7 +51,7 @@ def killed(tmp_path: Path) -> Path:
     return make(tmp_path / "store", killed=True)
 
 
-# --- nothing wrong ---------------------------------------------------------------------------
+# --- intact stores ---------------------------------------------------------------------------
 
 
 def test_a_clean_store_has_no_findings(clean: Path) -> None:
@@ -95,8 +89,11 @@ def test_a_store_without_its_oldest_segment_is_clean(clean: Path) -> None:
 
 def test_prepared_and_rolled_back_records_need_no_queue_entry(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path))
-    kinds = [sample(number, sys_flag=kind) for number, kind in enumerate((0, 4, 8, 12))]
-    store.append(kinds, now_ms=NOW_MS)
+    records = [
+        sample(number, sys_flag=transaction_type)
+        for number, transaction_type in enumerate((0, 4, 8, 12))
+    ]
+    store.append(records, now_ms=NOW_MS)
     store.close()
     report = examine(tmp_path)
     assert report.findings == []
@@ -106,7 +103,7 @@ def test_prepared_and_rolled_back_records_need_no_queue_entry(tmp_path: Path) ->
 def test_a_check_changes_nothing(killed: Path) -> None:
     def state() -> dict[str, tuple[bytes, int]]:
         files = [path for path in killed.rglob("*") if path.is_file()]
-        # The lock file is taken as a broker takes it, which touches it.
+        # A check locks the store as a broker does, which changes the lock file's mtime.
         return {
             str(path): (path.read_bytes(), 0 if path.name == "lock" else path.stat().st_mtime_ns)
             for path in files
@@ -118,8 +115,10 @@ def test_a_check_changes_nothing(killed: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_store_of_apache_rocketmq_is_clean(version: str, ending: Ending, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", SHUTDOWNS)
+def test_a_store_of_apache_rocketmq_is_clean(
+    version: str, ending: Shutdown, tmp_path: Path
+) -> None:
     report = check_store(RealDisk(unpack_store(version, ending, tmp_path)))
     assert damage(report) == []
     assert [note.where for note in notes(report)] == ([] if ending == "clean" else ["abort"])
@@ -130,27 +129,27 @@ def test_a_store_of_apache_rocketmq_is_clean(version: str, ending: Ending, tmp_p
 # --- after a crash ---------------------------------------------------------------------------
 
 
-def test_entries_that_recovery_restores_are_a_note(killed: Path) -> None:
+def test_queue_entries_that_recovery_restores_are_a_note(killed: Path) -> None:
     report = examine(killed)
     assert report.is_clean
     assert not report.stopped_cleanly
     assert {note.where.split("/")[0] for note in notes(report)} == {"abort", "consumequeue"}
 
 
-def test_a_torn_end_after_a_crash_is_a_note_and_recovery_cuts_there(killed: Path) -> None:
+def test_a_torn_end_after_a_crash_is_a_note_and_recovery_truncates_it(killed: Path) -> None:
     end = log_end(killed)
     path, position = log_place(killed, end)
-    change(path, position, TORN)
+    change(path, position, TORN_RECORD)
     report = examine(killed)
     assert damage(report) == []
-    assert (name(killed, path), position) in [(n.where, n.position) for n in notes(report)]
+    assert (name(killed, path), position) in [(note.where, note.position) for note in notes(report)]
     store = open_store(RealDisk(killed))
     assert store.recovery.end == end
     store.close()
     assert examine(killed).findings == []
 
 
-def test_an_invalid_record_behind_the_checkpoint_is_a_torn_end(killed: Path) -> None:
+def test_an_invalid_record_above_the_checkpoint_is_a_torn_end(killed: Path) -> None:
     record = records(killed)[-3]
     path, position = log_place(killed, record.log_offset)
     change(path, position + 90, flip)
@@ -166,11 +165,13 @@ def test_an_invalid_record_behind_the_checkpoint_is_a_torn_end(killed: Path) -> 
 def test_an_invalid_record_below_the_checkpoint_is_damage_even_after_a_crash(killed: Path) -> None:
     path, position = log_place(killed, records(killed)[2].log_offset)
     change(path, position + 90, flip)
-    found = damage(examine(killed))
-    assert [(f.where, f.position) for f in found] == [(name(killed, path), position)]
+    findings = damage(examine(killed))
+    assert [(finding.where, finding.position) for finding in findings] == [
+        (name(killed, path), position)
+    ]
 
 
-def test_an_entry_that_a_crash_tore_behind_the_checkpoint_is_a_note(killed: Path) -> None:
+def test_a_torn_queue_entry_above_the_checkpoint_is_a_note(killed: Path) -> None:
     record = records(killed)[RECORDS // 2 + 3]
     directory = killed / f"consumequeue/{record.topic}/{record.queue_id}"
     base, position = divmod(record.queue_offset * 20, TINY.queue_file_bytes)
@@ -201,27 +202,29 @@ def test_a_bit_flip_in_a_body_is_found(clean: Path) -> None:
     record = records(clean)[5]
     path, position = log_place(clean, record.log_offset)
     change(path, position + 88, flip)
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), position)
-    assert "checksum" in found.what
-    assert f"goes on at {record.log_offset + record.size}" in found.what
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), position)
+    assert "checksum" in finding.what
+    assert f"goes on at {record.log_offset + record.size}" in finding.what
 
 
-@pytest.mark.parametrize("field", [0, 4, 28, 84], ids=["size", "magic", "log offset", "body size"])
-def test_a_bit_flip_in_a_header_is_found(field: int, clean: Path) -> None:
+@pytest.mark.parametrize(
+    "field_position", [0, 4, 28, 84], ids=["size", "magic", "log offset", "body size"]
+)
+def test_a_bit_flip_in_a_header_is_found(field_position: int, clean: Path) -> None:
     record = records(clean)[5]
     path, position = log_place(clean, record.log_offset)
-    change(path, position + field, flip)
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), position)
+    change(path, position + field_position, flip)
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), position)
 
 
-def test_a_bit_flip_in_a_queue_offset_is_found_by_the_queue(clean: Path) -> None:
+def test_a_bit_flip_in_a_queue_offset_is_found_by_comparing_it_with_the_queue(clean: Path) -> None:
     path, position = log_place(clean, records(clean)[5].log_offset)
-    change(path, position + 20, flip)  # the highest byte: millions of years of messages
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), position)
-    assert "queue offset" in found.what
+    change(path, position + 20, flip)  # the highest byte: an impossible offset
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), position)
+    assert "queue offset" in finding.what
 
 
 def test_a_bit_flip_anywhere_in_a_record_with_crc_is_found(tmp_path: Path) -> None:
@@ -230,18 +233,20 @@ def test_a_bit_flip_anywhere_in_a_record_with_crc_is_found(tmp_path: Path) -> No
     store.close()
     record = records(tmp_path)[2]
     path, position = log_place(tmp_path, record.log_offset)
-    change(path, position + 19, flip)  # the user's flag, which nothing else covers
-    found = the_damage(tmp_path)
-    assert (found.where, found.position) == (name(tmp_path, path), position)
-    assert "record CRC" in found.what
+    change(path, position + 19, flip)  # the user's flag, which only the record CRC covers
+    finding = the_damage(tmp_path)
+    assert (finding.where, finding.position) == (name(tmp_path, path), position)
+    assert "record CRC" in finding.what
 
 
 def test_a_missing_segment_is_found_and_the_others_are_checked(clean: Path) -> None:
     missing = clean / f"commitlog/{TINY.segment_bytes:020d}"
     missing.unlink()
     report = examine(clean)
-    found = damage(report)
-    assert [(f.where, f.position) for f in found] == [(name(clean, missing), None)]
+    findings = damage(report)
+    assert [(finding.where, finding.position) for finding in findings] == [
+        (name(clean, missing), None)
+    ]
     assert 0 < report.records < RECORDS
 
 
@@ -255,10 +260,10 @@ def test_a_short_log_file_is_found(clean: Path) -> None:
     path = clean / f"commitlog/{TINY.segment_bytes:020d}"
     with path.open("r+b") as file:
         file.truncate(3000)
-    found = damage(examine(clean))
-    assert (found[0].where, found[0].position) == (name(clean, path), None)
-    assert found[0].what == "has 3000 bytes, not 4096"
-    assert {f.where for f in found} == {name(clean, path)}
+    findings = damage(examine(clean))
+    assert (findings[0].where, findings[0].position) == (name(clean, path), None)
+    assert findings[0].what == "has 3000 bytes, not 4096"
+    assert {finding.where for finding in findings} == {name(clean, path)}
 
 
 def test_a_short_last_log_file_after_a_crash_is_a_note(killed: Path) -> None:
@@ -270,7 +275,7 @@ def test_a_short_last_log_file_after_a_crash_is_a_note(killed: Path) -> None:
     assert name(killed, last) in [note.where for note in notes(report)]
 
 
-def test_empty_log_files_behind_the_checkpoint_are_a_note_after_a_crash(killed: Path) -> None:
+def test_empty_log_files_above_the_checkpoint_are_a_note_after_a_crash(killed: Path) -> None:
     for path in sorted((killed / "commitlog").iterdir())[-2:]:
         path.write_bytes(b"")
     report = examine(killed)
@@ -280,18 +285,18 @@ def test_empty_log_files_behind_the_checkpoint_are_a_note_after_a_crash(killed: 
     assert examine(killed).findings == []
 
 
-def test_garbage_behind_the_end_after_a_clean_stop_is_damage(clean: Path) -> None:
+def test_garbage_after_the_end_of_the_log_is_damage_after_a_clean_stop(clean: Path) -> None:
     path, position = log_place(clean, log_end(clean) + 200)
-    change(path, position, TORN)
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), position)
+    change(path, position, TORN_RECORD)
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), position)
 
 
-def test_a_torn_record_at_the_end_after_a_clean_stop_is_damage(clean: Path) -> None:
+def test_a_torn_record_at_the_end_of_the_log_is_damage_after_a_clean_stop(clean: Path) -> None:
     path, position = log_place(clean, log_end(clean))
-    change(path, position, TORN)
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), position)
+    change(path, position, TORN_RECORD)
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), position)
 
 
 def test_a_segment_with_an_impossible_name_is_found(clean: Path) -> None:
@@ -303,14 +308,16 @@ def test_a_segment_with_an_impossible_name_is_found(clean: Path) -> None:
 def test_a_clock_that_was_set_back_is_a_note(clean: Path) -> None:
     path, position = log_place(clean, records(clean)[5].log_offset)
     change(path, position + 56, struct.pack(">q", NOW_MS - 1))
-    found = notes(examine(clean))
-    assert [(f.where, f.position) for f in found] == [(name(clean, path), position)]
+    findings = notes(examine(clean))
+    assert [(finding.where, finding.position) for finding in findings] == [
+        (name(clean, path), position)
+    ]
 
 
 # --- stores that cannot be checked ----------------------------------------------------------------
 
 
-def test_a_directory_that_a_broker_owns_cannot_be_checked(clean: Path) -> None:
+def test_a_directory_that_a_broker_has_locked_cannot_be_checked(clean: Path) -> None:
     store = open_store(RealDisk(clean))
     with pytest.raises(StoreLocked):
         examine(clean)
@@ -323,7 +330,7 @@ def test_a_broker_can_start_after_a_check(clean: Path) -> None:
     open_store(RealDisk(clean)).close()
 
 
-def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"mine")
     with pytest.raises(StoreError, match="not a store"):
         examine(tmp_path)
@@ -331,7 +338,8 @@ def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_directory_is_left_locked(tmp_path: Path) -> Iterator[None]:
+def assert_lock_is_released(tmp_path: Path) -> Iterator[None]:
+    """Fail a test that leaves its store locked."""
     yield
     if (tmp_path / "store/lock").exists():
         RealDisk(tmp_path / "store").lock("lock", b"lock").release()
@@ -344,6 +352,6 @@ def test_an_invalid_topic_name_is_damage(tmp_path: Path) -> None:
     record = records(tmp_path)[0]
     path, position = log_place(tmp_path, record.log_offset)
     change(path, position + 88 + len(record.body) + 1, b"../x")
-    found = damage(examine(tmp_path))
-    assert (found[0].where, found[0].position) == (name(tmp_path, path), position)
-    assert "../x" in found[0].what
+    findings = damage(examine(tmp_path))
+    assert (findings[0].where, findings[0].position) == (name(tmp_path, path), position)
+    assert "../x" in findings[0].what

@@ -1,6 +1,6 @@
-"""Checks of stores with damaged queues, key index or small files.
+"""Checks of stores with damaged queues, a damaged key index or damaged small files.
 
-Each test creates a small store on disk, changes a few bytes in it and checks it.
+Most tests create a small store on disk, change a few bytes in it and check it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tests.support.store_damage import (
     flip,
     index_files,
     log_place,
-    make,
     name,
     notes,
     records,
@@ -30,96 +29,91 @@ from tests.support.store_damage import (
 )
 from tests.support.stores import NOW_MS, TINY, examine, fill, open_store, sample
 
-
-@pytest.fixture
-def clean(tmp_path: Path) -> Path:
-    """Return a store that was closed."""
-    return make(tmp_path / "store")
-
-
 # --- queues ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def queue_file(clean: Path) -> Path:
-    """Return the second file of a queue, with entries 5 to 9."""
+    """Return the second file of a queue, which has entries 5 to 9."""
     return clean / f"consumequeue/T1/1/{TINY.queue_file_bytes:020d}"
 
 
 @pytest.mark.parametrize(
-    ("field", "word"), [(7, "log offset"), (11, "size"), (19, "tags code")], ids=lambda v: str(v)
+    ("field_position", "field_name"),
+    [(7, "log offset"), (11, "size"), (19, "tags code")],
+    ids=lambda v: str(v),
 )
 def test_a_bit_flip_in_a_queue_entry_is_found(
-    field: int, word: str, clean: Path, queue_file: Path
+    field_position: int, field_name: str, clean: Path, queue_file: Path
 ) -> None:
-    change(queue_file, 40 + field, flip)
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, queue_file), 40)
-    assert found.what.startswith(f"entry 7: {word}")
+    change(queue_file, 40 + field_position, flip)
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, queue_file), 40)
+    assert finding.what.startswith(f"entry 7: {field_name}")
 
 
 def test_a_missing_queue_entry_is_found(clean: Path, queue_file: Path) -> None:
     change(queue_file, 40, bytes(20))
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, queue_file), 40)
-    assert "entry 7 is missing" in found.what
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, queue_file), 40)
+    assert "entry 7 is missing" in finding.what
 
 
-def test_entries_missing_at_the_end_after_a_clean_stop_are_damage(clean: Path) -> None:
+def test_missing_entries_at_the_end_of_a_queue_are_damage_after_a_clean_stop(clean: Path) -> None:
     last = sorted((clean / "consumequeue/T1/1").iterdir())[-1]
     change(last, 0, bytes(TINY.queue_file_bytes))
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, last), 0)
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, last), 0)
 
 
 def test_a_missing_queue_file_is_found(clean: Path, queue_file: Path) -> None:
     queue_file.unlink()
-    found = damage(examine(clean))
-    assert {f.where for f in found} == {name(clean, queue_file)}
-    assert found[0].what == "is missing between two others"
+    findings = damage(examine(clean))
+    assert {finding.where for finding in findings} == {name(clean, queue_file)}
+    assert findings[0].what == "is missing between two others"
 
 
 def test_a_short_queue_file_is_found(clean: Path, queue_file: Path) -> None:
     with queue_file.open("r+b") as file:
         file.truncate(60)
-    found = damage(examine(clean))
-    assert (found[0].where, found[0].what) == (
+    findings = damage(examine(clean))
+    assert (findings[0].where, findings[0].what) == (
         name(clean, queue_file),
         "has 60 bytes, not 100",
     )
-    assert found[1].position == 60
+    assert findings[1].position == 60
 
 
-def test_an_entry_behind_the_end_of_the_log_is_found(tmp_path: Path) -> None:
+def test_a_queue_entry_for_an_offset_after_the_end_of_the_log_is_found(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path))
     fill(store, range(4))
     store.close()
     path = tmp_path / f"consumequeue/T0/0/{0:020d}"
     change(path, 40, struct.pack(">qiq", 3000, 100, 0))
-    found = the_damage(tmp_path)
-    assert (found.where, found.position) == (name(tmp_path, path), 40)
-    assert "behind the end of the log" in found.what
+    finding = the_damage(tmp_path)
+    assert (finding.where, finding.position) == (name(tmp_path, path), 40)
+    assert "behind the end of the log" in finding.what
 
 
-def test_garbage_behind_the_end_of_a_queue_is_found(tmp_path: Path) -> None:
+def test_garbage_after_the_end_of_a_queue_is_found(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path))
     fill(store, range(4))
     store.close()
     path = tmp_path / f"consumequeue/T0/0/{0:020d}"
     change(path, 85, b"x")
-    found = the_damage(tmp_path)
-    assert (found.where, found.position) == (name(tmp_path, path), 85)
+    finding = the_damage(tmp_path)
+    assert (finding.where, finding.position) == (name(tmp_path, path), 85)
 
 
-def test_blank_entries_stand_for_a_damaged_record(clean: Path) -> None:
+def test_the_blank_entry_of_a_damaged_record_is_not_a_finding(clean: Path) -> None:
     path, position = log_place(clean, records(clean)[5].log_offset)
     change(path, position + 88, flip)
     (clean / "escrowmq.checkpoint").unlink()
-    store = open_store(RealDisk(clean))  # reads all of the log, and steps over it
+    store = open_store(RealDisk(clean))  # reads the whole log and skips the damage
     assert len(store.recovery.damage) == 1
     store.close()
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), position)
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), position)
 
 
 def test_many_findings_in_one_file_are_summarized(tmp_path: Path) -> None:
@@ -130,9 +124,9 @@ def test_many_findings_in_one_file_are_summarized(tmp_path: Path) -> None:
     path = tmp_path / f"consumequeue/T0/0/{0:020d}"
     for number in range(60):
         change(path, number * 20 + 19, flip)
-    found = damage(examine(tmp_path, settings))
-    assert len(found) == FINDINGS_PER_FILE_MAX + 1
-    assert found[-1].what == f"and {60 - FINDINGS_PER_FILE_MAX} more of this kind"
+    findings = damage(examine(tmp_path, settings))
+    assert len(findings) == FINDINGS_PER_FILE_MAX + 1
+    assert findings[-1].what == f"and {60 - FINDINGS_PER_FILE_MAX} more of this kind"
 
 
 # --- index -----------------------------------------------------------------------------------
@@ -145,42 +139,48 @@ def test_a_wrong_index_slot_is_found(clean: Path) -> None:
     slots = struct.unpack_from(f">{TINY.index_slots}i", path.read_bytes(), 40)
     slot = next(number for number, entry in enumerate(slots) if entry)
     change(path, 40 + 4 * slot, struct.pack(">i", 999))
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), 40 + 4 * slot)
-    assert f"slot {slot}: names entry 999" in found.what
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), 40 + 4 * slot)
+    assert f"slot {slot}: names entry 999" in finding.what
 
 
-def test_a_broken_chain_is_found(clean: Path) -> None:
+def test_a_broken_index_chain_is_found(clean: Path) -> None:
     path = index_files(clean)[1]
-    change(path, ENTRIES_AT + 15 * 20 + 16, struct.pack(">i", 17))  # forwards: a loop
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), ENTRIES_AT + 15 * 20)
-    assert "follows entry 17" in found.what
+    change(
+        path, ENTRIES_AT + 15 * 20 + 16, struct.pack(">i", 17)
+    )  # a link to a later entry makes a loop
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), ENTRIES_AT + 15 * 20)
+    assert "follows entry 17" in finding.what
 
 
-def test_an_index_entry_that_points_nowhere_is_found(clean: Path) -> None:
+def test_an_index_entry_with_an_invalid_log_offset_is_found(clean: Path) -> None:
     path = index_files(clean)[1]
     position = ENTRIES_AT + 5 * 20
     change(path, position + 11, flip)  # the log offset
-    found = damage(examine(clean))
-    assert (name(clean, path), position) in [(f.where, f.position) for f in found]
-    assert {f.where for f in found} == {name(clean, path)}
+    findings = damage(examine(clean))
+    assert (name(clean, path), position) in [
+        (finding.where, finding.position) for finding in findings
+    ]
+    assert {finding.where for finding in findings} == {name(clean, path)}
 
 
-def test_a_hash_of_no_key_is_found(clean: Path) -> None:
+def test_an_index_entry_with_a_wrong_hash_is_found(clean: Path) -> None:
     path = index_files(clean)[1]
     position = ENTRIES_AT + 5 * 20
     change(path, position, flip)
-    found = damage(examine(clean))
-    assert (name(clean, path), position) in [(f.where, f.position) for f in found]
-    assert any("lacks 1 of the keys" in f.what for f in found)
+    findings = damage(examine(clean))
+    assert (name(clean, path), position) in [
+        (finding.where, finding.position) for finding in findings
+    ]
+    assert any("lacks 1 of the keys" in finding.what for finding in findings)
 
 
 def test_a_broken_index_header_is_found(clean: Path) -> None:
     path = index_files(clean)[0]
     change(path, 36, struct.pack(">i", 1_000_000))
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), 36)
+    finding = the_damage(clean)
+    assert (finding.where, finding.position) == (name(clean, path), 36)
 
 
 def test_a_missing_index_file_is_a_note(clean: Path) -> None:
@@ -194,8 +194,8 @@ def test_the_layout_of_an_index_is_detected_without_configuration(clean: Path) -
     assert check_store(RealDisk(clean)).keys == 3 * RECORDS
     path = index_files(clean)[1]
     change(path, ENTRIES_AT + 5 * 20 + 16, struct.pack(">i", 17))
-    found = damage(check_store(RealDisk(clean)))
-    assert (found[0].where, found[0].position) == (name(clean, path), ENTRIES_AT + 5 * 20)
+    findings = damage(check_store(RealDisk(clean)))
+    assert (findings[0].where, findings[0].position) == (name(clean, path), ENTRIES_AT + 5 * 20)
 
 
 def test_the_default_index_file_is_as_long_as_rocketmqs() -> None:
@@ -226,9 +226,9 @@ def test_a_log_that_is_shorter_than_its_checkpoint_is_damage(clean: Path) -> Non
     record = records(clean)[-1]
     path, position = log_place(clean, record.log_offset)
     change(path, position, bytes(record.size))
-    found = damage(examine(clean))
-    assert (found[0].where, found[0].position) == (name(clean, path), position)
-    assert "was durable up to" in found[0].what
+    findings = damage(examine(clean))
+    assert (findings[0].where, findings[0].position) == (name(clean, path), position)
+    assert "was durable up to" in findings[0].what
 
 
 def test_a_short_rocketmq_checkpoint_is_a_note(clean: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_short_rocketmq_checkpoint_is_a_note(clean: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xff", b'{"a":'])
-def test_bad_json_is_found(content: bytes, clean: Path) -> None:
+def test_invalid_json_is_damage_unless_there_is_a_backup_file(content: bytes, clean: Path) -> None:
     config = clean / "config"
     config.mkdir()
     (config / "topics.json").write_bytes(content)

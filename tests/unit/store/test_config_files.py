@@ -1,4 +1,4 @@
-"""Files in config/: RocketMQ's format, previous versions and unknown fields."""
+"""The JSON files in config/: RocketMQ's format, backup files (.bak) and unknown fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from escrowmq.store.disk import Disk, read_file, write_file
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
 from escrowmq.testing.disks import Survival
 
-# As a Java broker writes them: pretty-printed with tabs, number keys without quotes.
+# In the format of a Java broker: indented with tabs, numeric keys without quotes.
 TOPICS = """{
 \t"dataVersion":{
 \t\t"counter":3,
@@ -69,13 +69,13 @@ def disk_with(**files: str | bytes) -> MemoryDisk:
     return disk
 
 
-def saved(disk: Disk, name: str) -> object:
+def load_json(disk: Disk, name: str) -> object:
     content = read_file(disk, f"config/{name}")
     assert content is not None
     return json.loads(content)
 
 
-def test_topics_as_rocketmq_writes_them() -> None:
+def test_topics_are_read_in_rocketmqs_format() -> None:
     file = topics_file(disk_with(topics=TOPICS))
     assert file.version() == DataVersion(counter=3, state_version=1, timestamp=1_700_000_000_000)
     (topic,) = file.entries("topicConfigTable", TopicConfig).values()
@@ -85,7 +85,7 @@ def test_topics_as_rocketmq_writes_them() -> None:
     assert topic.other == {"fieldOfAnotherVersion": [1, 2]}
 
 
-def test_offsets_as_rocketmq_writes_them() -> None:
+def test_offsets_are_read_in_rocketmqs_format() -> None:
     assert offsets_file(disk_with(consumerOffset=OFFSETS)).offsets() == {
         "TopicTest@group": {0: 12, 1: 3},
         "%RETRY%group@group": {0: 0},
@@ -93,18 +93,18 @@ def test_offsets_as_rocketmq_writes_them() -> None:
     }
 
 
-def test_delays_as_rocketmq_writes_them() -> None:
+def test_delay_offsets_are_read_in_rocketmqs_format() -> None:
     assert delay_offsets_file(disk_with(delayOffset=DELAYS)).int_keys() == {1: 100, 2: 5}
 
 
-def test_groups_as_rocketmq_writes_them() -> None:
+def test_groups_are_read_in_rocketmqs_format() -> None:
     file = groups_file(disk_with(subscriptionGroup=GROUPS))
     (group,) = file.entries("subscriptionGroupTable", GroupConfig).values()
     assert (group.group_name, group.retry_max_times, group.retry_queue_nums) == ("G", 3, 1)
-    assert group.other == {"groupRetryPolicy": {"type": "CUSTOMIZED"}}
+    assert group.group_retry_policy == {"type": "CUSTOMIZED"}
 
 
-def test_a_missing_file_has_no_content() -> None:
+def test_a_missing_file_counts_as_empty() -> None:
     file = topics_file(MemoryDisk())
     assert file.version() == DataVersion()
     assert file.entries("topicConfigTable", TopicConfig) == {}
@@ -112,9 +112,9 @@ def test_a_missing_file_has_no_content() -> None:
     assert delay_offsets_file(MemoryDisk()).int_keys() == {}
 
 
-@pytest.mark.parametrize("broken", ["", "{", '{"a":1', "[]", "null", "7", b"\xff\xfe", b"\0" * 50])
-def test_the_backup_is_read_when_the_file_is_invalid(broken: str | bytes) -> None:
-    disk = disk_with(delayOffset=broken, delayOffset_bak=DELAYS)
+@pytest.mark.parametrize("content", ["", "{", '{"a":1', "[]", "null", "7", b"\xff\xfe", b"\0" * 50])
+def test_the_backup_is_read_when_the_file_is_invalid(content: str | bytes) -> None:
+    disk = disk_with(delayOffset=content, delayOffset_bak=DELAYS)
     assert delay_offsets_file(disk).int_keys() == {1: 100, 2: 5}
 
 
@@ -143,7 +143,7 @@ def test_an_invalid_file_with_an_invalid_backup_is_damage(files: dict[str, str])
 
 
 @pytest.mark.parametrize(
-    ("text", "use"),
+    ("text", "method"),
     [
         ('{"offsetTable":7}', "offsets"),
         ('{"offsetTable":{"a@b":{0:"x"}}}', "offsets"),
@@ -152,27 +152,29 @@ def test_an_invalid_file_with_an_invalid_backup_is_damage(files: dict[str, str])
         ('{"dataVersion":{"counter":"x"}}', "version"),
     ],
 )
-def test_a_table_of_another_shape_is_damage_and_names_the_file(text: str, use: str) -> None:
+def test_a_table_of_a_wrong_type_is_damage_and_the_error_names_the_file(
+    text: str, method: str
+) -> None:
     file = offsets_file(disk_with(consumerOffset=text))
     with pytest.raises(StoreDamaged, match=r"config/consumerOffset\.json"):
-        getattr(file, use)()
+        getattr(file, method)()
 
 
 @pytest.mark.parametrize("row", ["7", '"x"', "[]", "{}", '{"topicName":"T","perm":"x"}'])
-def test_a_row_of_another_shape_is_damage_and_names_the_file(row: str) -> None:
+def test_a_row_of_a_wrong_type_is_damage_and_the_error_names_the_file(row: str) -> None:
     file = topics_file(disk_with(topics='{"topicConfigTable":{"T":' + row + "}}"))
     with pytest.raises(StoreDamaged, match=r"config/topics\.json"):
         file.entries("topicConfigTable", TopicConfig)
 
 
-def test_unknown_fields_are_kept() -> None:
+def test_unknown_fields_are_preserved_by_a_save() -> None:
     disk = disk_with(topics=TOPICS)
     file = topics_file(disk)
     topics = file.entries("topicConfigTable", TopicConfig)
     topics["TopicTest"] = msgspec.structs.replace(topics["TopicTest"], perm=4)
     topics["New"] = TopicConfig(topic_name="New")
     file.save(topicConfigTable=topics, dataVersion=file.version().next(5))
-    content = saved(disk, "topics.json")
+    content = load_json(disk, "topics.json")
     assert isinstance(content, dict)
     assert content["tableOfAnotherVersion"] == {"x": {"7": "y"}}
     assert content["dataVersion"] == {"counter": 4, "stateVersion": 1, "timestamp": 5}
@@ -204,24 +206,24 @@ def test_saved_tables_are_loaded_again() -> None:
     assert groups_file(disk).entries("subscriptionGroupTable", GroupConfig) == groups
 
 
-def test_a_save_keeps_the_previous_version() -> None:
+def test_a_save_keeps_the_previous_version_as_the_backup() -> None:
     disk = MemoryDisk()
     file = delay_offsets_file(disk)
     for number in range(1, 4):
         file.save(offsetTable={1: number})
-    assert saved(disk, "delayOffset.json") == {"offsetTable": {"1": 3}}
-    assert saved(disk, "delayOffset.json.bak") == {"offsetTable": {"1": 2}}
+    assert load_json(disk, "delayOffset.json") == {"offsetTable": {"1": 3}}
+    assert load_json(disk, "delayOffset.json.bak") == {"offsetTable": {"1": 2}}
     assert disk.names("config") == ["delayOffset.json", "delayOffset.json.bak"]
 
 
 def test_a_save_over_an_invalid_file_keeps_the_valid_backup() -> None:
     disk = disk_with(delayOffset="{broken", delayOffset_bak=DELAYS)
     delay_offsets_file(disk).save(offsetTable={1: 101})
-    assert saved(disk, "delayOffset.json") == {"dataVersion": {}, "offsetTable": {"1": 101}}
+    assert load_json(disk, "delayOffset.json") == {"dataVersion": {}, "offsetTable": {"1": 101}}
     assert read_file(disk, "config/delayOffset.json.bak") == DELAYS.encode()
 
 
-def twice_saved(disk: FaultyDisk) -> ConfigFile:
+def save_twice(disk: FaultyDisk) -> ConfigFile:
     file = delay_offsets_file(disk)
     file.save(offsetTable={1: 1})
     file.save(offsetTable={1: 2})
@@ -229,29 +231,33 @@ def twice_saved(disk: FaultyDisk) -> ConfigFile:
 
 
 @pytest.mark.parametrize("survival", ["none", "all", "mixed", "scrambled"])
-def test_a_power_cut_at_any_call_of_a_save_leaves_the_old_or_the_new(survival: Survival) -> None:
+def test_a_power_cut_at_any_call_of_a_save_leaves_the_old_or_the_new_content(
+    survival: Survival,
+) -> None:
     for call in itertools.count(1):
         disk = FaultyDisk(seed=call)
-        file = twice_saved(disk)
+        file = save_twice(disk)
         disk.power_cut_at = disk.calls + call
-        done = False
+        is_complete = False
         try:
             file.save(offsetTable={1: 3})
-            done = disk.calls < disk.power_cut_at
+            is_complete = disk.calls < disk.power_cut_at
         except PowerCut:
             pass
         for seed in range(5):
-            after = disk.power_cut(Random(seed), survival)
-            assert delay_offsets_file(after).int_keys() in ([{1: 3}] if done else [{1: 2}, {1: 3}])
-        if done:
+            disk_after = disk.power_cut(Random(seed), survival)
+            assert delay_offsets_file(disk_after).int_keys() in (
+                [{1: 3}] if is_complete else [{1: 2}, {1: 3}]
+            )
+        if is_complete:
             break
     assert call > 8
 
 
-def test_a_fault_at_any_call_of_a_save_leaves_the_old_or_the_new() -> None:
+def test_a_fault_at_any_call_of_a_save_leaves_the_old_or_the_new_content() -> None:
     for call in itertools.count(1):
         disk = FaultyDisk(seed=call)
-        file = twice_saved(disk)
+        file = save_twice(disk)
         disk.fail_at = disk.calls + call
         try:
             file.save(offsetTable={1: 3})

@@ -27,9 +27,10 @@ def test_a_flush_covers_what_was_appended_before_it_began(store: MessageStore) -
     assert store.flush() == store.end == 192
 
 
-def test_flushes_that_overlap_never_claim_too_much() -> None:
-    # Two begin, the second is done first, and the power goes: what it answered for is there.
-    # The first would have made the name of the new file durable.
+def test_overlapping_flushes_report_only_durable_records() -> None:
+    # Two flushes begin, the second finishes first, then the power fails. What the second flush
+    # reported must be durable, although the first one, which never ran, had to make the directory
+    # entry of the new segment durable.
     disk = FaultyDisk()
     store = open_store(disk)
     append(store, *(plain() for _ in range(43)))
@@ -37,23 +38,23 @@ def test_flushes_that_overlap_never_claim_too_much() -> None:
     second = store.begin_flush()
     second.run()
     store.finish_flush(second)
-    flushed = store.flushed_offset
-    after = open_store(disk.power_cut(Random(0), "none"))
-    assert after.end >= flushed
+    flushed_offset = store.flushed_offset
+    reopened = open_store(disk.power_cut(Random(0), "none"))
+    assert reopened.end >= flushed_offset
 
 
-def test_a_checkpoint_that_overtakes_a_flush_claims_only_durable_records() -> None:
+def test_a_checkpoint_during_an_unfinished_flush_covers_only_durable_records() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
     append(store, *(plain() for _ in range(43)))
-    store.begin_flush()  # on its way to a thread
+    store.begin_flush()  # it has not run yet
     store.checkpoint()
-    after = open_store(disk.power_cut(Random(0), "none"))
-    assert after.recovery.damage == []
-    assert len(all_bodies(after)) == 43
+    reopened = open_store(disk.power_cut(Random(0), "none"))
+    assert reopened.recovery.damage == []
+    assert len(all_bodies(reopened)) == 43
 
 
-def test_one_checkpoint_at_a_time(store: MessageStore) -> None:
+def test_a_second_checkpoint_is_refused_while_one_runs(store: MessageStore) -> None:
     append(store, plain())
     job = store.begin_checkpoint()
     with pytest.raises(StoreFailed, match="another checkpoint"):
@@ -69,17 +70,17 @@ def test_appends_and_reads_go_on_during_a_checkpoint() -> None:
     store = open_store(disk)
     append(store, keyed("k", b"before"))
     job = store.begin_checkpoint()
-    append(store, keyed("k", b"meanwhile"))
-    assert bodies(store.read("T", 0, 0)) == [b"before", b"meanwhile"]
+    append(store, keyed("k", b"during"))
+    assert bodies(store.read("T", 0, 0)) == [b"before", b"during"]
     job.run()
-    append(store, keyed("k", b"behind"))
-    assert found_bodies(store, "T", "k") == [b"behind", b"meanwhile", b"before"]
+    append(store, keyed("k", b"after"))
+    assert found_bodies(store, "T", "k") == [b"after", b"during", b"before"]
     store.finish_checkpoint(job)
-    assert found_bodies(store, "T", "k") == [b"behind", b"meanwhile", b"before"]
-    assert bodies(store.read("T", 0, 0)) == [b"before", b"meanwhile", b"behind"]
+    assert found_bodies(store, "T", "k") == [b"after", b"during", b"before"]
+    assert bodies(store.read("T", 0, 0)) == [b"before", b"during", b"after"]
     assert store.checkpointed_offset < store.end
     store.close()
-    again = open_store(disk)
-    assert bodies(again.read("T", 0, 0)) == [b"before", b"meanwhile", b"behind"]
-    again.close()
+    reopened = open_store(disk)
+    assert bodies(reopened.read("T", 0, 0)) == [b"before", b"during", b"after"]
+    reopened.close()
     assert_clean(disk)

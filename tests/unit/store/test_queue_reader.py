@@ -1,4 +1,4 @@
-"""Reading queues, with filters and limits, and offsets by time."""
+"""Reads of queues with filters and limits, and queue offsets by time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.stores import (
 
 
 @pytest.fixture(params=["in memory", "in files", "in both"])
-def ten(request: pytest.FixtureRequest) -> MessageStore:
+def ten_records(request: pytest.FixtureRequest) -> MessageStore:
     """Return a store with ten adjacent records; their entries are in memory or in files."""
     store = open_store(MemoryDisk(), replace(TINY, queue_file_bytes=80))
     for number in range(10):
@@ -46,54 +46,59 @@ def ten(request: pytest.FixtureRequest) -> MessageStore:
     return store
 
 
-def test_neighbours_are_one_slice(ten: MessageStore) -> None:
-    found = ten.read("T", 0, 0)
-    assert found.status is ReadStatus.FOUND
-    assert [len(data) for data in found.slices] == [10 * 93]
-    assert bodies(found) == [b"%d" % number for number in range(10)]
-    assert (found.next_offset, found.min_offset, found.max_offset, found.size) == (10, 0, 10, 930)
+def test_adjacent_records_are_one_slice(ten_records: MessageStore) -> None:
+    result = ten_records.read("T", 0, 0)
+    assert result.status is ReadStatus.FOUND
+    assert [len(data) for data in result.slices] == [10 * 93]
+    assert bodies(result) == [b"%d" % number for number in range(10)]
+    assert (result.next_offset, result.min_offset, result.max_offset, result.size) == (
+        10,
+        0,
+        10,
+        930,
+    )
 
 
-def test_a_read_may_begin_anywhere(ten: MessageStore) -> None:
+def test_a_read_can_begin_at_any_offset(ten_records: MessageStore) -> None:
     for begin in range(10):
-        found = ten.read("T", 0, begin)
-        assert bodies(found) == [b"%d" % number for number in range(begin, 10)]
-        assert found.next_offset == 10
+        result = ten_records.read("T", 0, begin)
+        assert bodies(result) == [b"%d" % number for number in range(begin, 10)]
+        assert result.next_offset == 10
 
 
-def test_a_count_limits_a_read(ten: MessageStore) -> None:
+def test_a_read_returns_at_most_count_max_records(ten_records: MessageStore) -> None:
     for begin in range(10):
         for count in range(1, 12):
-            found = ten.read("T", 0, begin, count_max=count)
+            result = ten_records.read("T", 0, begin, count_max=count)
             end = min(10, begin + count)
-            assert bodies(found) == [b"%d" % number for number in range(begin, end)]
-            assert found.next_offset == end
+            assert bodies(result) == [b"%d" % number for number in range(begin, end)]
+            assert result.next_offset == end
 
 
 @pytest.mark.parametrize(
     ("bytes_max", "count"), [(0, 1), (1, 1), (93, 1), (185, 1), (186, 2), (929, 9), (930, 10)]
 )
-def test_bytes_limit_a_read_to_one_record_at_least(
-    ten: MessageStore, bytes_max: int, count: int
+def test_a_read_returns_at_most_bytes_max_but_at_least_one_record(
+    ten_records: MessageStore, bytes_max: int, count: int
 ) -> None:
-    found = ten.read("T", 0, 0, bytes_max=bytes_max)
-    assert found.count == count
-    assert found.next_offset == count
-    assert len(bodies(found)) == count
+    result = ten_records.read("T", 0, 0, bytes_max=bytes_max)
+    assert result.count == count
+    assert result.next_offset == count
+    assert len(bodies(result)) == count
 
 
 def test_records_that_are_not_adjacent_are_separate_slices(store: MessageStore) -> None:
     append(store, plain(b"a"), plain(b"b"), plain(b"-", queue_id=1), plain(b"c"), plain(b"d"))
-    found = store.read("T", 0, 0)
-    assert [len(data) // 93 for data in found.slices] == [2, 2]
-    assert bodies(found) == [b"a", b"b", b"c", b"d"]
+    result = store.read("T", 0, 0)
+    assert [len(data) // 93 for data in result.slices] == [2, 2]
+    assert bodies(result) == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_slice_does_not_cross_the_end_of_a_file(store: MessageStore) -> None:
+def test_a_slice_does_not_cross_the_end_of_a_segment(store: MessageStore) -> None:
     append(store, *(plain(b"x" * 1000) for _ in range(5)))
-    found = store.read("T", 0, 0)
-    assert [len(data) // 1092 for data in found.slices] == [3, 2]
-    assert found.count == 5
+    result = store.read("T", 0, 0)
+    assert [len(data) // 1092 for data in result.slices] == [3, 2]
+    assert result.count == 5
 
 
 @pytest.mark.parametrize("kind", ["real", "memory"])
@@ -101,12 +106,12 @@ def test_slices_are_views_of_the_file(tmp_path: Path, kind: str) -> None:
     disk: Disk = RealDisk(tmp_path) if kind == "real" else MemoryDisk()
     store = open_store(disk)
     append(store, plain(b"first"), plain(b"second"))
-    found = store.read("T", 0, 0)
-    disk.open(FIRST_FILE).write_at(88, b"FIRST")  # behind the store's back
-    assert bodies(found) == [b"FIRST", b"second"]
-    assert all(data.readonly for data in found.slices)
+    result = store.read("T", 0, 0)
+    disk.open(FIRST_FILE).write_at(88, b"FIRST")  # not through the store
+    assert bodies(result) == [b"FIRST", b"second"]
+    assert all(data.readonly for data in result.slices)
     store.close()
-    assert bodies(found) == [b"FIRST", b"second"]
+    assert bodies(result) == [b"FIRST", b"second"]
 
 
 def tagged(tag: str, body: bytes = b"") -> NewRecord:
@@ -122,27 +127,29 @@ def sql_filter(expression: str) -> MessageFilter:
 
 
 def test_a_filter_selects_by_tags_code(store: MessageStore) -> None:
-    append(store, *(tagged("odd" if n % 2 else "even", b"%d" % n) for n in range(9)))
+    append(store, *(tagged("odd" if number % 2 else "even", b"%d" % number) for number in range(9)))
     odd = store.read("T", 0, 0, message_filter=tag_filter("odd"))
     assert bodies(odd) == [b"1", b"3", b"5", b"7"]
     assert odd.next_offset == 9
-    some = store.read("T", 0, 0, message_filter=tag_filter("odd"), count_max=2)
-    assert bodies(some) == [b"1", b"3"]
-    assert bodies(store.read("T", 0, some.next_offset, message_filter=tag_filter("odd"))) == [
+    first_read = store.read("T", 0, 0, message_filter=tag_filter("odd"), count_max=2)
+    assert bodies(first_read) == [b"1", b"3"]
+    assert bodies(store.read("T", 0, first_read.next_offset, message_filter=tag_filter("odd"))) == [
         b"5",
         b"7",
     ]
 
 
 def test_a_filter_selects_by_properties(store: MessageStore) -> None:
-    append(store, *(plain(b"%d" % n, properties=properties(n=str(n))) for n in range(9)))
+    append(
+        store, *(plain(b"%d" % number, properties=properties(n=str(number))) for number in range(9))
+    )
     result = store.read("T", 0, 0, message_filter=sql_filter("n > 2 AND n < 5"))
     assert bodies(result) == [b"3", b"4"]
     assert result.next_offset == 9
 
 
 def test_properties_are_read_only_if_the_tags_code_matches(store: MessageStore) -> None:
-    append(store, *(tagged("odd" if n % 2 else "even", b"%d" % n) for n in range(9)))
+    append(store, *(tagged("odd" if number % 2 else "even", b"%d" % number) for number in range(9)))
     tested: list[bytes] = []
 
     def reject(encoded: bytes) -> bool:
@@ -164,11 +171,11 @@ def test_a_filter_by_properties_limits_the_messages_it_tests(store: MessageStore
     assert (second.status, second.next_offset) == (ReadStatus.NO_MATCH, 6)
 
 
-def test_a_filter_that_matches_nothing_still_moves_on(store: MessageStore) -> None:
+def test_a_filter_that_matches_nothing_still_advances_the_next_offset(store: MessageStore) -> None:
     append(store, *(tagged("a") for _ in range(9)))
-    found = store.read("T", 0, 2, message_filter=tag_filter("b"))
-    assert found.status is ReadStatus.NO_MATCH
-    assert (found.next_offset, found.count, found.slices) == (9, 0, [])
+    result = store.read("T", 0, 2, message_filter=tag_filter("b"))
+    assert result.status is ReadStatus.NO_MATCH
+    assert (result.next_offset, result.count, result.slices) == (9, 0, [])
 
 
 @pytest.mark.slow
@@ -178,39 +185,39 @@ def test_a_filter_tests_a_limited_number_of_entries(checkpointed: bool) -> None:
     append(store, *(tagged("a") for _ in range(TAG_SCAN_MAX + 50)), tagged("b", b"found"))
     if checkpointed:
         store.checkpoint()
-    found = store.read("T", 0, 0, message_filter=tag_filter("b"))
-    assert (found.status, found.next_offset) == (ReadStatus.NO_MATCH, TAG_SCAN_MAX)
-    assert bodies(store.read("T", 0, found.next_offset, message_filter=tag_filter("b"))) == [
+    result = store.read("T", 0, 0, message_filter=tag_filter("b"))
+    assert (result.status, result.next_offset) == (ReadStatus.NO_MATCH, TAG_SCAN_MAX)
+    assert bodies(store.read("T", 0, result.next_offset, message_filter=tag_filter("b"))) == [
         b"found"
     ]
-    many = store.read("T", 0, 0, message_filter=tag_filter("b"), count_max=TAG_SCAN_MAX + 51)
-    assert bodies(many) == [b"found"]
+    long_read = store.read("T", 0, 0, message_filter=tag_filter("b"), count_max=TAG_SCAN_MAX + 51)
+    assert bodies(long_read) == [b"found"]
 
 
 def test_the_status_of_a_read_without_messages(store: MessageStore) -> None:
     append(store, plain(), plain())
     append(store, plain(topic="Half", sys_flag=4))
 
-    def ask(topic: str, offset: int) -> tuple[ReadStatus, int, int, int]:
-        found = store.read(topic, 0, offset)
-        assert (found.count, found.slices, found.size) == (0, [], 0)
-        return found.status, found.next_offset, found.min_offset, found.max_offset
+    def read_status(topic: str, offset: int) -> tuple[ReadStatus, int, int, int]:
+        result = store.read(topic, 0, offset)
+        assert (result.count, result.slices, result.size) == (0, [], 0)
+        return result.status, result.next_offset, result.min_offset, result.max_offset
 
-    assert ask("Other", 5) == (ReadStatus.NO_QUEUE, 0, 0, 0)
-    assert ask("Half", 0) == (ReadStatus.NO_QUEUE, 0, 0, 0)
-    assert ask("Half", 3) == (ReadStatus.NO_QUEUE, 0, 0, 0)
-    assert ask("T", 2) == (ReadStatus.AT_END, 2, 0, 2)
-    assert ask("T", 3) == (ReadStatus.PAST_END, 2, 0, 2)
-    assert ask("T", 1 << 62) == (ReadStatus.PAST_END, 2, 0, 2)
-    assert ask("T", -1) == (ReadStatus.TOO_SMALL, 0, 0, 2)
+    assert read_status("Other", 5) == (ReadStatus.NO_QUEUE, 0, 0, 0)
+    assert read_status("Half", 0) == (ReadStatus.NO_QUEUE, 0, 0, 0)
+    assert read_status("Half", 3) == (ReadStatus.NO_QUEUE, 0, 0, 0)
+    assert read_status("T", 2) == (ReadStatus.AT_END, 2, 0, 2)
+    assert read_status("T", 3) == (ReadStatus.PAST_END, 2, 0, 2)
+    assert read_status("T", 1 << 62) == (ReadStatus.PAST_END, 2, 0, 2)
+    assert read_status("T", -1) == (ReadStatus.TOO_SMALL, 0, 0, 2)
 
 
-def test_below_the_oldest_message_is_too_small(store: MessageStore) -> None:
+def test_a_read_below_the_oldest_message_is_too_small(store: MessageStore) -> None:
     append(store, *(plain(b"x" * 1000) for _ in range(10)))  # three to a file
     store.checkpoint()
     store.remove_oldest_file()
-    found = store.read("T", 0, 2)
-    assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (
+    result = store.read("T", 0, 2)
+    assert (result.status, result.next_offset, result.min_offset, result.max_offset) == (
         ReadStatus.TOO_SMALL,
         3,
         3,
@@ -220,21 +227,21 @@ def test_below_the_oldest_message_is_too_small(store: MessageStore) -> None:
     assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (3, 10)
 
 
-def test_a_queue_whose_messages_have_all_expired_keeps_counting(store: MessageStore) -> None:
-    append(store, plain(b"gone", topic="Old"), plain(b"gone too", topic="Old"))
+def test_queue_offsets_continue_after_all_messages_have_expired(store: MessageStore) -> None:
+    append(store, plain(b"first", topic="Old"), plain(b"second", topic="Old"))
     append(store, *(plain(b"x" * 1000) for _ in range(5)))
     store.checkpoint()
     store.remove_oldest_file()
     assert (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (2, 2)
     assert store.read("Old", 0, 0).status is ReadStatus.TOO_SMALL
     assert store.read("Old", 0, 2).status is ReadStatus.AT_END
-    (placed,) = store.append([plain(b"new", topic="Old")], now_ms=NOW_MS)
-    assert placed.queue_offset == 2
+    (result,) = store.append([plain(b"new", topic="Old")], now_ms=NOW_MS)
+    assert result.queue_offset == 2
     assert bodies(store.read("Old", 0, 2)) == [b"new"]
     assert store.min_offset("Old", 0) == 2
 
 
-def test_an_entry_that_points_to_no_record_is_an_error(store: MessageStore) -> None:
+def test_an_entry_that_points_to_no_record_is_an_error() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     append(store, plain(b"a"), plain(b"b"))
@@ -251,26 +258,26 @@ def test_a_record_is_found_by_its_offset_id(store: MessageStore) -> None:
         assert store.record_at(log_offset) == record
 
 
-def test_no_record_is_found_where_none_begins(store: MessageStore) -> None:
+def test_a_log_offset_where_no_record_begins_is_an_error(store: MessageStore) -> None:
     offsets = append(store, *(plain() for _ in range(43)))
-    assert offsets[-1] == 4096  # so that there is a blank record too
-    for nowhere in (-1, store.end, store.end + 1, 1 << 62):
+    assert offsets[-1] == 4096  # a blank record fills the first segment
+    for outside in (-1, store.end, store.end + 1, 1 << 62):
         with pytest.raises(RecordNotFound):
-            store.record_at(nowhere)
-    for between in (1, 95, 97, 42 * 96, 4095, 4097):
+            store.record_at(outside)
+    for inside in (1, 95, 97, 42 * 96, 4095, 4097):
         with pytest.raises((RecordNotFound, CorruptRecord)):
-            store.record_at(between)
+            store.record_at(inside)
 
 
-# --- by time -------------------------------------------------------------------------------------
+# --- offsets by time -----------------------------------------------------------------------------
 
 
-TIMES = [10, 20, 20, 20, 30, 50, 50]
+TIMES_MS = [10, 20, 20, 20, 30, 50, 50]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize(
-    ("time", "lower", "upper"),
+    ("time_ms", "lower", "upper"),
     [
         (0, 0, 0),
         (9, 0, 0),
@@ -286,25 +293,25 @@ TIMES = [10, 20, 20, 20, 30, 50, 50]
         (1000, 7, 6),
     ],
 )
-def test_the_offset_at_a_time(
-    store: MessageStore, checkpointed: bool, time: int, lower: int, upper: int
+def test_the_lower_and_upper_offset_of_a_time(
+    store: MessageStore, checkpointed: bool, time_ms: int, lower: int, upper: int
 ) -> None:
-    for stored in TIMES:
-        append(store, plain(), now_ms=NOW_MS + stored)
+    for stored_ms in TIMES_MS:
+        append(store, plain(), now_ms=NOW_MS + stored_ms)
     if checkpointed:
         store.checkpoint()
-    assert store.offset_by_time("T", 0, NOW_MS + time) == lower
-    assert store.offset_by_time("T", 0, NOW_MS + time, upper=True) == upper
+    assert store.offset_by_time("T", 0, NOW_MS + time_ms) == lower
+    assert store.offset_by_time("T", 0, NOW_MS + time_ms, upper=True) == upper
 
 
-def test_missing_and_empty_queues_have_no_time(store: MessageStore) -> None:
+def test_the_offset_at_a_time_is_0_in_a_missing_or_empty_queue(store: MessageStore) -> None:
     append(store, plain(topic="Half", sys_flag=4))
     assert store.offset_by_time("T", 0, NOW_MS) == 0
     assert store.offset_by_time("Half", 0, NOW_MS) == 0
     assert store.offset_by_time("Half", 0, NOW_MS, upper=True) == 0
 
 
-def test_the_offset_at_a_time_after_expiry(store: MessageStore) -> None:
+def test_the_offset_at_a_time_skips_expired_messages(store: MessageStore) -> None:
     for number in range(10):
         append(store, plain(b"x" * 1000), now_ms=NOW_MS + number)
     store.checkpoint()
@@ -315,30 +322,33 @@ def test_the_offset_at_a_time_after_expiry(store: MessageStore) -> None:
 
 
 def gapped_queue() -> tuple[CommitLog, ConsumeQueue]:
-    """Return a queue with messages at 0, 3 and 4, stored at 10, 20 and 20; the others are blank."""
+    """Return a queue with seven entries; those at 0, 3 and 4 are messages, the others are blank.
+
+    The messages were stored 10, 20 and 20 ms after NOW_MS.
+    """
     disk = MemoryDisk()
     log = CommitLog(disk, segment_bytes=4096, store_host=HOST)
     queue = ConsumeQueue(disk, ViewCache(disk), "T", 0, file_bytes=100)
     batch = LogBatch(log)
-    places = [batch.add(plain(), 0, NOW_MS + ms) for ms in (10, 20, 20)]
+    positions = [batch.add(plain(), 0, NOW_MS + stored_ms) for stored_ms in (10, 20, 20)]
     batch.write()
-    queue.add(*places[0], 0)
-    queue.add_blanks(QueueOffset(3), places[1][0])
-    queue.add(*places[1], 0)
-    queue.add(*places[2], 0)
+    queue.add(*positions[0], 0)
+    queue.add_blanks(QueueOffset(3), positions[1][0])
+    queue.add(*positions[1], 0)
+    queue.add(*positions[2], 0)
     queue.add_blanks(QueueOffset(7), log.end)
     return log, queue
 
 
 @pytest.mark.parametrize(
-    ("time", "first_found", "upper"),
+    ("time_ms", "first_offset", "upper"),
     [(5, 0, 0), (10, 0, 0), (15, 3, 0), (20, 3, 4), (25, None, 4)],
 )
-def test_the_offset_at_a_time_where_messages_are_missing(
-    time: int, first_found: int | None, upper: int
+def test_the_offset_at_a_time_skips_blank_entries(
+    time_ms: int, first_offset: int | None, upper: int
 ) -> None:
     log, queue = gapped_queue()
-    lower = offset_by_time(log, queue, NOW_MS + time)
-    there = [at for at in (0, 3, 4) if at >= lower]
-    assert (there[0] if there else None) == first_found
-    assert offset_by_time(log, queue, NOW_MS + time, upper=True) == upper
+    lower = offset_by_time(log, queue, NOW_MS + time_ms)
+    offsets_from_lower = [queue_offset for queue_offset in (0, 3, 4) if queue_offset >= lower]
+    assert (offsets_from_lower[0] if offsets_from_lower else None) == first_offset
+    assert offset_by_time(log, queue, NOW_MS + time_ms, upper=True) == upper

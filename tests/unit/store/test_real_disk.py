@@ -1,7 +1,7 @@
-"""Properties of the real disk only: a full file system, other processes, sparse files.
+"""What only a real disk can show: a full file system, locks of other processes, sparse files.
 
-The full file system is a tmpfs of a few pages that a child process mounts in a mount namespace
-of its own, so nothing is left behind; where that is not permitted those tests are skipped.
+The full file system is a small tmpfs that a child process mounts in its own mount namespace, so
+it disappears with the process. Where such a mount is not permitted, the test is skipped.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pytest
 from escrowmq.errors import StoreFailed, StoreLocked
 from escrowmq.store.disk import RealDisk
 
-OWN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
-MOUNT = 'mount -t tmpfs -o size=64k none "$0" && '
+UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
+MOUNT_COMMAND = 'mount -t tmpfs -o size=64k none "$0" && '
 
-FILL = """
+FILL_PROGRAM = """
 import sys
 from escrowmq.errors import StoreFull
 from escrowmq.store.disk import RealDisk, replace_file
@@ -43,10 +43,10 @@ file.close()
 disk.remove("d/log")
 del file
 replace_file(disk, "d/small", b"y" * 100)
-print("room again")
+print("writable again")
 """
 
-HOLD = """
+LOCK_PROGRAM = """
 import sys
 from escrowmq.store.disk import RealDisk
 
@@ -55,8 +55,8 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 
-# As the Java broker takes it: a POSIX lock on the first byte.
-HOLD_AS_JAVA = """
+# The Java broker takes a POSIX lock on the first byte.
+JAVA_LOCK_PROGRAM = """
 import fcntl, sys
 
 file = open(sys.argv[1] + "/d/lock", "r+b")
@@ -65,7 +65,7 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 
-WAIT = """
+WAIT_PROGRAM = """
 import sys
 
 print("ready", flush=True)
@@ -81,12 +81,15 @@ def disk(tmp_path: Path) -> RealDisk:
 def can_mount(path: Path) -> bool:
     if shutil.which("unshare") is None:
         return False
-    probe = [*OWN_NAMESPACE, "sh", "-c", MOUNT + "true", str(path)]
+    probe = [*UNSHARE, "sh", "-c", MOUNT_COMMAND + "true", str(path)]
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
 @contextmanager
-def child(program: str, root: Path, *, close_fds: bool = True) -> Iterator[subprocess.Popen[str]]:
+def child_process(
+    program: str, root: Path, *, close_fds: bool = True
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a program until the block ends. It has printed "ready" when the block begins."""
     with subprocess.Popen(
         [sys.executable, "-c", program, str(root)],
         stdin=subprocess.PIPE,
@@ -104,20 +107,20 @@ def child(program: str, root: Path, *, close_fds: bool = True) -> Iterator[subpr
 
 def test_a_full_disk_raises_store_full_until_there_is_space(tmp_path: Path) -> None:
     if not can_mount(tmp_path):
-        pytest.skip("a tmpfs in a mount namespace of our own is not permitted here")
-    script = MOUNT + 'exec "$1" -c "$2" "$0"'
-    ran = subprocess.run(
-        [*OWN_NAMESPACE, "sh", "-c", script, str(tmp_path), sys.executable, FILL],
+        pytest.skip("mounting a tmpfs in a private mount namespace is not permitted here")
+    script = MOUNT_COMMAND + 'exec "$1" -c "$2" "$0"'
+    completed = subprocess.run(
+        [*UNSHARE, "sh", "-c", script, str(tmp_path), sys.executable, FILL_PROGRAM],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.stderr == ""
-    assert ran.stdout.splitlines() == [
+    assert completed.stderr == ""
+    assert completed.stdout.splitlines() == [
         "full at 65536 of 65536 free 0",
         "replace refused",
         "readable True False",
-        "room again",
+        "writable again",
     ]
 
 
@@ -128,10 +131,10 @@ def test_an_unwritten_file_takes_no_space(disk: RealDisk, tmp_path: Path) -> Non
     assert (tmp_path / "log").stat().st_blocks * 512 <= 1 << 20
 
 
-def test_another_process_cannot_take_our_lock_until_it_is_killed(
+def test_a_lock_of_another_process_is_respected_until_the_process_is_killed(
     disk: RealDisk, tmp_path: Path
 ) -> None:
-    with child(HOLD, tmp_path) as holder:
+    with child_process(LOCK_PROGRAM, tmp_path) as holder:
         with pytest.raises(StoreLocked, match="d/lock"):
             disk.lock("d/lock", b"parent")
         assert (tmp_path / "d/lock").read_bytes() == b"child"
@@ -144,25 +147,25 @@ def test_another_process_cannot_take_our_lock_until_it_is_killed(
 
 def test_a_lock_of_the_java_broker_is_respected(disk: RealDisk, tmp_path: Path) -> None:
     disk.lock("d/lock", b"").release()
-    with child(HOLD_AS_JAVA, tmp_path), pytest.raises(StoreLocked):
+    with child_process(JAVA_LOCK_PROGRAM, tmp_path), pytest.raises(StoreLocked):
         disk.lock("d/lock", b"ours")
 
 
-def test_the_java_broker_would_be_refused_our_lock(disk: RealDisk, tmp_path: Path) -> None:
+def test_the_java_broker_cannot_take_our_lock(disk: RealDisk, tmp_path: Path) -> None:
     lock = disk.lock("d/lock", b"ours")
-    refused = subprocess.run(
-        [sys.executable, "-c", HOLD_AS_JAVA, str(tmp_path)],
+    completed = subprocess.run(
+        [sys.executable, "-c", JAVA_LOCK_PROGRAM, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
     )
     lock.release()
-    assert "BlockingIOError" in refused.stderr
+    assert "BlockingIOError" in completed.stderr
 
 
 def test_a_child_process_does_not_inherit_the_lock(disk: RealDisk, tmp_path: Path) -> None:
     lock = disk.lock("d/lock", b"")
-    with child(WAIT, tmp_path, close_fds=False):
+    with child_process(WAIT_PROGRAM, tmp_path, close_fds=False):
         lock.release()
         disk.lock("d/lock", b"again").release()
 

@@ -1,4 +1,4 @@
-"""Recovery after a clean stop, a kill and a torn log."""
+"""Recovery after a clean stop, after a kill, and of a log with a torn end."""
 
 from __future__ import annotations
 
@@ -26,61 +26,77 @@ from tests.support.stores import NOW_MS, TINY, assert_clean, sample
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 
 
-# --- how it was stopped --------------------------------------------------------------------------
+# --- clean stops and kills -----------------------------------------------------------------------
 
 
 def test_an_empty_directory_is_an_empty_store(root: Path) -> None:
     store = reopen(root)
-    found = store.recovery
-    assert (found.was_clean, found.records, found.end, found.torn_reason) == (True, 0, 0, None)
-    assert not found.rebuilt_queues
+    recovery = store.recovery
+    assert (recovery.was_clean, recovery.records, recovery.end, recovery.torn_reason) == (
+        True,
+        0,
+        0,
+        None,
+    )
+    assert not recovery.rebuilt_queues
     assert store.queues() == []
     store.close()
     assert_clean(root)
 
 
 def test_after_a_clean_stop_nothing_is_replayed(root: Path) -> None:
-    kept = make(root, killed=False)
+    records = make(root, killed=False)
     store = reopen(root)
-    found = store.recovery
-    assert (found.was_clean, found.records, found.torn_reason, found.damage) == (True, 0, None, [])
-    assert found.scanned_from == found.end == end_of(kept)
-    assert (found.last_record_offset, found.stored_ms) == (kept[-1].log_offset, kept[-1].stored_ms)
-    assert not found.rebuilt_queues
-    assert not found.rebuilt_index
-    check_life(root, store, kept)
+    recovery = store.recovery
+    assert (recovery.was_clean, recovery.records, recovery.torn_reason, recovery.damage) == (
+        True,
+        0,
+        None,
+        [],
+    )
+    assert recovery.scanned_from == recovery.end == end_of(records)
+    assert (recovery.last_record_offset, recovery.stored_ms) == (
+        records[-1].log_offset,
+        records[-1].stored_ms,
+    )
+    assert not recovery.rebuilt_queues
+    assert not recovery.rebuilt_index
+    check_life(root, store, records)
 
 
 def test_after_a_kill_the_tail_is_replayed(root: Path) -> None:
-    kept = make(root, killed=True)
+    records = make(root, killed=True)
     store = reopen(root)
-    found = store.recovery
-    assert (found.was_clean, found.torn_reason, found.damage) == (False, None, [])
-    assert found.scanned_from == kept[HALF].log_offset
-    assert (found.records, found.end) == (ALL - HALF, end_of(kept))
-    assert not found.rebuilt_queues
-    assert not found.rebuilt_index
-    check_life(root, store, kept)
+    recovery = store.recovery
+    assert (recovery.was_clean, recovery.torn_reason, recovery.damage) == (False, None, [])
+    assert recovery.scanned_from == records[HALF].log_offset
+    assert (recovery.records, recovery.end) == (ALL - HALF, end_of(records))
+    assert not recovery.rebuilt_queues
+    assert not recovery.rebuilt_index
+    check_life(root, store, records)
 
 
 def test_after_a_kill_right_after_opening_nothing_is_replayed(root: Path) -> None:
-    kept = make(root, killed=True)
+    records = make(root, killed=True)
     reopen(root).abandon()
     store = reopen(root)
     assert not store.recovery.was_clean
-    assert (store.recovery.records, store.recovery.scanned_from) == (0, end_of(kept))
-    check_life(root, store, kept)
+    assert (store.recovery.records, store.recovery.scanned_from) == (0, end_of(records))
+    check_life(root, store, records)
 
 
 def test_prepared_and_rolled_back_records_survive_without_queue_entries(root: Path) -> None:
     store = reopen(root)
-    kinds = [0, 4, 12, 8, 4, 0]
-    batch = [sample(0, sys_flag=kind, body=b"%d" % kind) for kind in kinds]
+    transaction_types = [0, 4, 12, 8, 4, 0]
+    batch = [
+        sample(0, sys_flag=transaction_type, body=b"%d" % transaction_type)
+        for transaction_type in transaction_types
+    ]
     store.append(batch, now_ms=NOW_MS)
     store.flush()
     store.abandon()
     store = reopen(root)
-    assert [record.sys_flag for record in store.records()] == kinds
+    assert [record.sys_flag for record in store.records()] == transaction_types
     assert [offset for offset, _ in read_all(store, ("T0", 0), 0)] == [0, 1, 2]
     assert len(store.find_by_key("T0", "U0000")) == 5
     store.close()
@@ -89,29 +105,32 @@ def test_prepared_and_rolled_back_records_survive_without_queue_entries(root: Pa
 
 def test_records_with_a_crc_survive(root: Path) -> None:
     settings = replace(TINY, sealed=True)
-    kept = make(root, killed=True, settings=settings)
-    check_life(root, reopen(root, settings), kept, settings)
+    records = make(root, killed=True, settings=settings)
+    check_life(root, reopen(root, settings), records, settings)
 
 
-def test_crcs_can_be_enabled_and_disabled(root: Path) -> None:
-    settings = replace(TINY, sealed=True)
-    kept = make(root, killed=True)
-    check_life(root, reopen(root, settings), kept, settings)
+@pytest.mark.parametrize("enabled_first", [False, True], ids=["enable it", "disable it"])
+def test_the_record_crc_setting_can_be_changed_for_an_existing_store(
+    root: Path, enabled_first: bool
+) -> None:
+    records = make(root, killed=True, settings=replace(TINY, sealed=enabled_first))
+    settings = replace(TINY, sealed=not enabled_first)
+    check_life(root, reopen(root, settings), records, settings)
 
 
 # --- the torn end --------------------------------------------------------------------------------
 
 
-def test_a_log_file_cut_short_keeps_what_is_before_the_cut(root: Path) -> None:
-    kept = make(root, killed=True)
-    path, position = place(root, kept[-2].log_offset + 50)
+def test_a_truncated_log_file_keeps_the_records_before_the_truncation(root: Path) -> None:
+    records = make(root, killed=True)
+    path, position = place(root, records[-2].log_offset + 50)
     with path.open("r+b") as file:
         file.truncate(position)
     store = reopen(root)
     assert store.recovery.torn_reason is not None
-    assert store.end == kept[-2].log_offset
+    assert store.end == records[-2].log_offset
     assert path.stat().st_size == TINY.segment_bytes
-    check_life(root, store, kept[:-2], missing=kept[-2:])
+    check_life(root, store, records[:-2], missing=records[-2:])
 
 
 @pytest.mark.parametrize(
@@ -124,65 +143,67 @@ def test_a_log_file_cut_short_keeps_what_is_before_the_cut(root: Path) -> None:
     ],
     ids=["zeros", "ones", "garbage", "the magic of a blank record"],
 )
-def test_a_last_record_that_was_not_written_is_cut_off(
+def test_a_last_record_that_was_not_written_completely_is_truncated(
     root: Path, tail: Callable[[StoredRecord], bytes], is_torn: bool
 ) -> None:
-    kept = make(root, killed=True)
+    records = make(root, killed=True)
     overwrite(
-        root, kept[-1].log_offset, tail(kept[-1])[: kept[-1].size].ljust(kept[-1].size, b"\0")
+        root,
+        records[-1].log_offset,
+        tail(records[-1])[: records[-1].size].ljust(records[-1].size, b"\0"),
     )
     store = reopen(root)
     assert (store.recovery.torn_reason is not None) == is_torn
     assert store.recovery.damage == []
-    assert store.end == kept[-1].log_offset
-    check_life(root, store, kept[:-1], missing=kept[-1:])
+    assert store.end == records[-1].log_offset
+    check_life(root, store, records[:-1], missing=records[-1:])
 
 
 @pytest.mark.parametrize("number", [HALF, HALF + 1, ALL - 2, ALL - 1])
-def test_behind_the_checkpoint_an_invalid_record_ends_the_log(root: Path, number: int) -> None:
-    kept = make(root, killed=True)
-    flip_bit(root, kept[number])
+def test_an_invalid_record_above_the_checkpoint_ends_the_log(root: Path, number: int) -> None:
+    records = make(root, killed=True)
+    flip_bit(root, records[number])
     store = reopen(root)
     assert store.recovery.torn_reason == "the body's checksum is wrong"
     assert store.recovery.damage == []
     assert store.recovery.records == number - HALF
-    assert store.end == kept[number].log_offset
-    check_life(root, store, kept[:number], missing=kept[number:])
+    assert store.end == records[number].log_offset
+    check_life(root, store, records[:number], missing=records[number:])
 
 
-def test_garbage_behind_the_last_record_is_removed(root: Path) -> None:
-    kept = make(root, killed=True)
-    path, position = place(root, end_of(kept))
+def test_garbage_after_the_last_record_is_removed(root: Path) -> None:
+    records = make(root, killed=True)
+    path, position = place(root, end_of(records))
     garbage = b"\xda\xa3\x20\xa7" * ((TINY.segment_bytes - position) // 4)
-    overwrite(root, end_of(kept), garbage)
+    overwrite(root, end_of(records), garbage)
     store = reopen(root)
     assert store.recovery.torn_reason is not None
     assert not any(path.read_bytes()[position:])
-    check_life(root, store, kept)
+    check_life(root, store, records)
 
 
-def test_garbage_after_a_clean_stop_is_removed_too(root: Path) -> None:
-    kept = make(root, killed=False)
-    overwrite(root, end_of(kept), b"garbage " * 12)
+def test_garbage_after_the_last_record_is_removed_after_a_clean_stop_too(root: Path) -> None:
+    records = make(root, killed=False)
+    overwrite(root, end_of(records), b"garbage " * 12)
     store = reopen(root)
     assert store.recovery.was_clean
     assert store.recovery.torn_reason is not None
-    check_life(root, store, kept)
+    check_life(root, store, records)
 
 
-def test_an_old_record_behind_zeros_is_not_recovered(root: Path) -> None:
-    # A drive that wrote the last sectors and not those before them.
-    kept = make(root, killed=True)
-    overwrite(root, kept[-3].log_offset, bytes(kept[-3].size))
+def test_a_record_after_unwritten_bytes_is_not_recovered(root: Path) -> None:
+    # The drive wrote the last sectors of the log, but not the sectors before them.
+    records = make(root, killed=True)
+    overwrite(root, records[-3].log_offset, bytes(records[-3].size))
     store = reopen(root)
-    assert store.end == kept[-3].log_offset
-    check_life(root, store, kept[:-3], missing=kept[-3:])
+    assert store.end == records[-3].log_offset
+    check_life(root, store, records[:-3], missing=records[-3:])
 
 
 def test_an_empty_segment_is_accepted(root: Path) -> None:
-    kept = make(root, killed=True)
-    base = (end_of(kept) // TINY.segment_bytes + 1) * TINY.segment_bytes
+    records = make(root, killed=True)
+    base = (end_of(records) // TINY.segment_bytes + 1) * TINY.segment_bytes
     (root / f"commitlog/{base:020d}").write_bytes(b"")
     store = reopen(root)
-    assert store.end == end_of(kept)
-    check_life(root, store, kept)
+    assert store.end == end_of(records)
+    check_life(root, store, records)

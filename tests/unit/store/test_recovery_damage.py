@@ -1,4 +1,4 @@
-"""Recovery of durable records that are damaged: they are skipped and reported."""
+"""Recovery skips and reports damaged records that were durable."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.support.stores import NOW_MS, TINY, assert_clean, fill, sample
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 
 
-def lose_queues(root: Path) -> None:
-    """Remove the queues, so that the log is read from its start. The checkpoint stays."""
+def remove_queues(root: Path) -> None:
+    """Remove the queues but not the checkpoint, so that recovery reads the log from its start."""
     shutil.rmtree(root / "consumequeue")
 
 
@@ -38,114 +38,120 @@ def lose_queues(root: Path) -> None:
 def test_damage_below_the_checkpoint_is_skipped_and_reported(
     root: Path, number: int, killed: bool
 ) -> None:
-    kept = make(root, killed=killed)
-    flip_bit(root, kept[number])
-    lose_queues(root)
+    records = make(root, killed=killed)
+    flip_bit(root, records[number])
+    remove_queues(root)
     store = reopen(root)
     (damage,) = store.recovery.damage
-    assert damage.begin == kept[number].log_offset
-    assert damage.end == kept[number + 1].log_offset
+    assert damage.begin == records[number].log_offset
+    assert damage.end == records[number + 1].log_offset
     assert damage.reason == "the body's checksum is wrong"
     assert store.recovery.torn_reason is None
-    assert store.end == end_of(kept)
-    rest = kept[:number] + kept[number + 1 :]
-    check_content(store, rest, missing=[kept[number]])
+    assert store.end == end_of(records)
+    remaining = records[:number] + records[number + 1 :]
+    check_content(store, remaining, missing=[records[number]])
     store.append([sample(1000)], now_ms=NOW_MS)
     store.close()
-    again = reopen(root)
-    assert again.recovery.damage == []
-    check_served(again, rest, kept[number])
-    again.close()
+    reopened = reopen(root)
+    assert reopened.recovery.damage == []
+    check_served(reopened, remaining, records[number])
+    reopened.close()
 
 
-def check_served(store: MessageStore, rest: list[StoredRecord], gone: StoredRecord) -> None:
-    queue = gone.topic, gone.queue_id
-    served = [body for _, body in read_all(store, queue, 0)]
-    expected = [r.body for r in rest if (r.topic, r.queue_id) == queue]
-    assert served[: len(expected)] == expected
+def check_served(
+    store: MessageStore, remaining: list[StoredRecord], lost_record: StoredRecord
+) -> None:
+    queue = lost_record.topic, lost_record.queue_id
+    served_bodies = [body for _, body in read_all(store, queue, 0)]
+    expected = [record.body for record in remaining if (record.topic, record.queue_id) == queue]
+    assert served_bodies[: len(expected)] == expected
 
 
-def test_damage_to_many_neighbours_is_one_report(root: Path) -> None:
-    kept = make(root, killed=True)
-    begin, end = kept[3].log_offset, kept[6].log_offset
+def test_damage_to_adjacent_records_is_reported_as_one_range(root: Path) -> None:
+    records = make(root, killed=True)
+    begin, end = records[3].log_offset, records[6].log_offset
     overwrite(root, begin, b"\xee" * (end - begin))
-    lose_queues(root)
+    remove_queues(root)
     store = reopen(root)
     assert [(damage.begin, damage.end) for damage in store.recovery.damage] == [(begin, end)]
-    check_content(store, kept[:3] + kept[6:], missing=kept[3:6])
+    check_content(store, records[:3] + records[6:], missing=records[3:6])
     store.close()
 
 
-def test_damage_at_the_end_of_a_segment_ends_with_it(root: Path) -> None:
-    kept = make(root, killed=True)
-    second = TINY.segment_bytes
-    last = max(number for number in range(HALF) if kept[number].log_offset < second)
-    begin = kept[last].log_offset
-    overwrite(root, begin, b"\xee" * (second - begin))
-    lose_queues(root)
+def test_damage_to_the_end_of_a_segment_does_not_reach_the_next_segment(root: Path) -> None:
+    records = make(root, killed=True)
+    segment_end = TINY.segment_bytes
+    last_number = max(number for number in range(HALF) if records[number].log_offset < segment_end)
+    begin = records[last_number].log_offset
+    overwrite(root, begin, b"\xee" * (segment_end - begin))
+    remove_queues(root)
     store = reopen(root)
-    assert [(damage.begin, damage.end) for damage in store.recovery.damage] == [(begin, second)]
-    check_content(store, kept[:last] + kept[last + 1 :], missing=[kept[last]])
+    assert [(damage.begin, damage.end) for damage in store.recovery.damage] == [
+        (begin, segment_end)
+    ]
+    check_content(
+        store, records[:last_number] + records[last_number + 1 :], missing=[records[last_number]]
+    )
     store.close()
 
 
 def test_damage_to_the_last_record_below_the_checkpoint_loses_that_record_alone(
     root: Path,
 ) -> None:
-    # All in one file; everything behind it was flushed and acknowledged.
+    # All records are in one segment, and all those after the damaged one are flushed.
     store = reopen(root)
     fill(store, range(5))
     store.checkpoint()
     fill(store, range(5, 10))
     store.flush()
-    kept = [detached(record) for record in store.records()]
-    assert end_of(kept) < TINY.segment_bytes
+    records = [detached(record) for record in store.records()]
+    assert end_of(records) < TINY.segment_bytes
     store.abandon()
-    flip_bit(root, kept[4])
+    flip_bit(root, records[4])
     store = reopen(root)
-    assert [damage.begin for damage in store.recovery.damage] == [kept[4].log_offset]
-    check_content(store, kept[:4] + kept[5:], missing=[kept[4]])
+    assert [damage.begin for damage in store.recovery.damage] == [records[4].log_offset]
+    check_content(store, records[:4] + records[5:], missing=[records[4]])
     store.close()
 
 
 def test_the_loss_of_the_last_durable_record_is_reported(root: Path) -> None:
-    kept = make(root, killed=False)
-    flip_bit(root, kept[-1])
+    records = make(root, killed=False)
+    flip_bit(root, records[-1])
     store = reopen(root)
     (damage,) = store.recovery.damage
-    assert (damage.begin, damage.end) == (kept[-1].log_offset, end_of(kept))
-    check_life(root, store, kept[:-1], missing=kept[-1:])
+    assert (damage.begin, damage.end) == (records[-1].log_offset, end_of(records))
+    check_life(root, store, records[:-1], missing=records[-1:])
 
 
-def test_the_loss_of_the_newest_file_is_reported(root: Path) -> None:
-    kept = make(root, killed=False)
-    path, position = place(root, end_of(kept))
+def test_the_loss_of_the_newest_segment_is_reported(root: Path) -> None:
+    records = make(root, killed=False)
+    path, position = place(root, end_of(records))
     path.unlink()
     store = reopen(root)
-    left = [record for record in kept if record.log_offset < end_of(kept) - position]
+    remaining = [record for record in records if record.log_offset < end_of(records) - position]
     (damage,) = store.recovery.damage
-    assert (damage.begin, damage.end) == (end_of(left), end_of(kept))
+    assert (damage.begin, damage.end) == (end_of(remaining), end_of(records))
     assert damage.reason == "was durable and is missing"
-    check_life(root, store, left)
+    check_life(root, store, remaining)
 
 
 def test_without_a_checkpoint_damage_in_an_older_segment_does_not_end_the_log(root: Path) -> None:
-    kept = make(root, killed=True)
-    flip_bit(root, kept[2])
+    records = make(root, killed=True)
+    flip_bit(root, records[2])
     (root / "escrowmq.checkpoint").unlink()
     store = reopen(root)
-    assert [damage.begin for damage in store.recovery.damage] == [kept[2].log_offset]
-    check_content(store, kept[:2] + kept[3:], missing=[kept[2]])
+    assert [damage.begin for damage in store.recovery.damage] == [records[2].log_offset]
+    check_content(store, records[:2] + records[3:], missing=[records[2]])
     store.close()
 
 
 def test_a_missing_segment_between_two_others_is_an_error(root: Path) -> None:
     make(root, killed=False)
-    missing = root / f"commitlog/{TINY.segment_bytes:020d}"
-    kept = missing.read_bytes()
-    missing.unlink()
-    with pytest.raises(StoreDamaged, match=f"commitlog/{missing.name} is missing"):
+    segment = root / f"commitlog/{TINY.segment_bytes:020d}"
+    content = segment.read_bytes()
+    segment.unlink()
+    with pytest.raises(StoreDamaged, match=f"commitlog/{segment.name} is missing"):
         reopen(root)
-    missing.write_bytes(kept)
-    reopen(root).close()  # the lock was given back
+    segment.write_bytes(content)
+    reopen(root).close()  # the failed open released the lock
     assert_clean(root)

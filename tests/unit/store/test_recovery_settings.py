@@ -1,4 +1,4 @@
-"""Recovery of a directory with another configuration or with unknown files."""
+"""Recovery of a directory with changed settings or with unknown files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("changes", "setting"),
     [
         ({"segment_bytes": 8192}, "mappedFileSizeCommitLog"),
         ({"segment_bytes": 6144}, "mappedFileSizeCommitLog"),
@@ -24,24 +24,24 @@ pytestmark = pytest.mark.slow  # dozens of real fsyncs each
         ({"queue_file_bytes": 120}, "mappedFileSizeConsumeQueue"),
     ],
 )
-def test_another_file_size_is_an_error_and_changes_nothing(
-    root: Path, wrong: dict[str, int], said: str
+def test_a_changed_file_size_is_an_error_and_changes_nothing(
+    root: Path, changes: dict[str, int], setting: str
 ) -> None:
-    kept = make(root, killed=False)
+    records = make(root, killed=False)
     sizes = file_sizes(root)
-    settings = replace(TINY, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(StoreDamaged, match=said):
+    settings = replace(TINY, **changes)  # type: ignore[arg-type]
+    with pytest.raises(StoreDamaged, match=setting):
         reopen(root, settings)
     assert file_sizes(root) == sizes
-    check_life(root, reopen(root), kept)
+    check_life(root, reopen(root), records)
 
 
 def test_a_smaller_segment_size_is_refused(root: Path) -> None:
     settings = replace(TINY, segment_bytes=8192)
-    kept = make(root, killed=False, settings=settings)
+    records = make(root, killed=False, settings=settings)
     with pytest.raises(StoreDamaged, match=r"has 8192 bytes.*mappedFileSizeCommitLog"):
         reopen(root)
-    check_life(root, reopen(root, settings), kept, settings)
+    check_life(root, reopen(root, settings), records, settings)
 
 
 def file_sizes(root: Path) -> dict[str, int]:
@@ -54,13 +54,13 @@ def file_sizes(root: Path) -> dict[str, int]:
 
 
 def test_an_index_of_another_size_is_rebuilt(root: Path) -> None:
-    kept = make(root, killed=False)
+    records = make(root, killed=False)
     settings = replace(TINY, index_slots=11, index_entries=33)
-    check_life(root, reopen(root, settings), kept, settings)
+    check_life(root, reopen(root, settings), records, settings)
 
 
 @pytest.mark.parametrize(
-    "name",
+    "path",
     [
         "commitlog/notes.txt",
         "commitlog/.00000000000000000000.swp",
@@ -77,14 +77,14 @@ def test_an_index_of_another_size_is_rebuilt(root: Path) -> None:
         "config/topics.json",
     ],
 )
-def test_files_of_unknown_names_are_left_alone(root: Path, name: str) -> None:
-    kept = make(root, killed=True)
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(b"{}")
+def test_files_with_unknown_names_are_not_changed(root: Path, path: str) -> None:
+    records = make(root, killed=True)
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_bytes(b"{}")
     store = reopen(root)
-    assert (root / name).exists() or name.endswith(".tmp")
-    check_content(store, kept)
+    assert (root / path).exists() or path.endswith(".tmp")  # recovery may remove temporary files
+    check_content(store, records)
     store.close()
-    again = reopen(root)
-    check_content(again, kept)
-    again.close()
+    reopened = reopen(root)
+    check_content(reopened, records)
+    reopened.close()

@@ -1,4 +1,4 @@
-"""Words that are written many at a time: each is in its position, and nothing else changes."""
+"""Changes of single words in an index file: each word is written, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import pytest
 from escrowmq.store.key_index import FileChange, apply_changes
 from escrowmq.testing.disks import FaultyDisk
 
-SIZE = 5 * 4096 + 100
-PATH = "index/1"
+FILE_BYTES = 5 * 4096 + 100
+INDEX_PATH = "index/1"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 60, 500, 5000])
-def test_words_are_written_where_they_belong(count: int) -> None:
-    disk, chance = FaultyDisk(), random.Random(count)
-    before = chance.randbytes(SIZE)
-    file = disk.create(PATH, SIZE)
+def test_every_word_is_written_to_its_position_and_nothing_else_changes(count: int) -> None:
+    disk, rng = FaultyDisk(), random.Random(count)
+    before = rng.randbytes(FILE_BYTES)
+    file = disk.create(INDEX_PATH, FILE_BYTES)
     file.write_at(0, before)
     file.close()
-    places = chance.sample(range(SIZE // 4), count)
-    wanted = {4 * place: chance.getrandbits(32) for place in places}
-    words = b"".join(struct.pack(">II", *pair) for pair in wanted.items())
+    word_numbers = rng.sample(range(FILE_BYTES // 4), count)
+    new_words = {4 * word_number: rng.getrandbits(32) for word_number in word_numbers}
+    words = b"".join(struct.pack(">II", *pair) for pair in new_words.items())
 
-    apply_changes(disk, [FileChange(PATH, SIZE, [], words)])
+    apply_changes(disk, [FileChange(INDEX_PATH, FILE_BYTES, [], words)])
 
     expected = bytearray(before)
-    for position, word in wanted.items():
+    for position, word in new_words.items():
         struct.pack_into(">I", expected, position, word)
-    opened = disk.open(PATH)
+    opened = disk.open(INDEX_PATH)
     assert bytes(opened.view()) == bytes(expected)
     opened.close()

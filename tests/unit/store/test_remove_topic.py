@@ -1,4 +1,4 @@
-"""Deleting topics: their queues are removed durably and begin again at 0."""
+"""Deleted topics: their queues are removed durably, and later messages begin at offset 0."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from random import Random
 import pytest
 
 from escrowmq.errors import StoreError, StoreFailed
-from escrowmq.store.check import check_store
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk, MemoryDisk
-from tests.support.stores import NOW_MS, TINY, fill, open_store, sample
+from escrowmq.testing.disks import Survival
+from tests.support.stores import NOW_MS, assert_clean, fill, open_store, sample
 
 
 def queue_lengths(store: MessageStore) -> dict[tuple[str, int], int]:
-    return {place: store.max_offset(*place) for place in store.queues() if store.max_offset(*place)}
+    return {queue: store.max_offset(*queue) for queue in store.queues() if store.max_offset(*queue)}
 
 
-def assert_nothing_is_wrong(disk: Disk) -> None:
-    report = check_store(disk, TINY)
-    assert report.is_clean, report.findings
-
-
-def removed(disk: Disk) -> MessageStore:
+def store_without_t0(disk: Disk) -> MessageStore:
+    """Return a store with messages of T0 and T1 where T0 was deleted."""
     store = open_store(disk)
     fill(store, range(40))
     store.checkpoint()
@@ -34,7 +30,7 @@ def removed(disk: Disk) -> MessageStore:
 
 def test_a_deleted_topic_has_no_queues_keys_and_files() -> None:
     disk = MemoryDisk()
-    store = removed(disk)
+    store = store_without_t0(disk)
     assert queue_lengths(store) == {("T1", 1): 20}
     assert store.max_offset("T0", 0) == 0
     assert store.find_by_key("T0", "U0000") == []
@@ -44,36 +40,36 @@ def test_a_deleted_topic_has_no_queues_keys_and_files() -> None:
 
 def test_a_message_after_the_deletion_has_offset_0() -> None:
     disk = MemoryDisk()
-    store = removed(disk)
-    [placed] = store.append([sample(0)], now_ms=NOW_MS)
-    assert placed.queue_offset == 0
+    store = store_without_t0(disk)
+    [result] = store.append([sample(0)], now_ms=NOW_MS)
+    assert result.queue_offset == 0
     assert len(store.find_by_key("T0", "U0000")) == 1
     store.close()
-    again = open_store(disk)
-    assert queue_lengths(again) == {("T0", 0): 1, ("T1", 1): 20}
-    again.close()
-    assert_nothing_is_wrong(disk)
+    reopened = open_store(disk)
+    assert queue_lengths(reopened) == {("T0", 0): 1, ("T1", 1): 20}
+    reopened.close()
+    assert_clean(disk)
 
 
 def test_deleting_an_unknown_topic_changes_nothing() -> None:
     disk = MemoryDisk()
-    with_none = open_store(disk)
-    assert with_none.remove_topic("none") == 0
-    assert with_none.is_checkpointed
+    store = open_store(disk)
+    assert store.remove_topic("none") == 0
+    assert store.is_checkpointed
     assert not disk.exists("config/escrowDeletedTopics.json")
 
 
-@pytest.mark.parametrize("stop", ["in order", "crash", "everything again"])
-def test_a_topic_stays_deleted(stop: str) -> None:
+@pytest.mark.parametrize("ending", ["clean stop", "crash", "crash without checkpoint"])
+def test_a_topic_stays_deleted_after_a_restart(ending: str) -> None:
     disk = MemoryDisk()
-    store = removed(disk)
+    store = store_without_t0(disk)
     assert not store.is_checkpointed
-    if stop == "in order":
+    if ending == "clean stop":
         store.close()
     else:
         store.abandon()
-    if stop == "everything again":
-        disk.remove("escrowmq.checkpoint")
+    if ending == "crash without checkpoint":
+        disk.remove("escrowmq.checkpoint")  # the next start reads the whole log
     store = open_store(disk)
     assert queue_lengths(store) == {("T1", 1): 20}
     fill(store, [0, 2])
@@ -83,12 +79,12 @@ def test_a_topic_stays_deleted(stop: str) -> None:
     store = open_store(disk)
     assert queue_lengths(store) == {("T0", 0): 2, ("T1", 1): 20}
     store.close()
-    assert_nothing_is_wrong(disk)
+    assert_clean(disk)
 
 
-def test_a_deletion_is_forgotten_with_the_last_record() -> None:
+def test_a_deletion_is_forgotten_when_the_last_record_of_the_topic_expires() -> None:
     disk = MemoryDisk()
-    store = removed(disk)
+    store = store_without_t0(disk)
     end = store.end
     while store.begin < end:
         fill(store, range(1, 41, 2))
@@ -118,8 +114,9 @@ def test_a_topic_is_not_deleted_during_a_checkpoint_or_while_messages_are_hidden
     assert store.can_remove_topic("T0")
 
 
-def test_a_torn_log_may_end_before_the_deletion() -> None:
-    """New records in place of those that a power cut has torn off are not deleted."""
+def test_records_appended_after_a_power_cut_are_not_deleted_by_an_older_deletion() -> None:
+    # A power cut tears off the records before the deletion. New records take their log offsets
+    # and must not count as deleted.
     disk = FaultyDisk(seed=1)
     store = open_store(disk)
     fill(store, range(4))
@@ -137,33 +134,35 @@ def test_a_torn_log_may_end_before_the_deletion() -> None:
 
 
 @pytest.mark.parametrize("survival", ["none", "mixed", "all", "scrambled"])
-def test_a_power_cut_at_any_call(survival: str) -> None:
-    """Either all messages of the topic are there or none; the other topic is unchanged."""
-    seen = set()
+def test_a_power_cut_at_any_call_of_a_deletion_keeps_all_messages_or_none(
+    survival: Survival,
+) -> None:
+    # Either all messages of the topic are there or none; the other topic is unchanged.
+    seen_outcomes = set()
     for call in itertools.count(1):
         disk = FaultyDisk(seed=call)
         store = open_store(disk)
         fill(store, range(40))
         store.checkpoint()
         disk.fail_from = disk.calls + call
-        answered = True
+        was_acknowledged = True
         try:
             store.remove_topic("T0")
         except StoreError:
-            answered = False
-        is_over = disk.calls < disk.fail_from
-        disk = disk.power_cut(Random(call), survival)  # type: ignore[arg-type]
+            was_acknowledged = False
+        is_complete = disk.calls < disk.fail_from
+        disk = disk.power_cut(Random(call), survival)
         store = open_store(disk)
-        found = queue_lengths(store)
-        assert found.pop(("T1", 1)) == 20
-        assert found in ({}, {("T0", 0): 20})
-        assert not (answered and found)
-        seen.add(bool(found))
+        lengths = queue_lengths(store)
+        assert lengths.pop(("T1", 1)) == 20
+        assert lengths in ({}, {("T0", 0): 20})
+        assert not (was_acknowledged and lengths)
+        seen_outcomes.add(bool(lengths))
         fill(store, [0])
-        assert store.max_offset("T0", 0) == found.get(("T0", 0), 0) + 1
+        assert store.max_offset("T0", 0) == lengths.get(("T0", 0), 0) + 1
         store.close()
-        assert_nothing_is_wrong(disk)
-        if is_over:
+        assert_clean(disk)
+        if is_complete:
             break
-    assert seen == {True, False}
+    assert seen_outcomes == {True, False}
     assert call > 5

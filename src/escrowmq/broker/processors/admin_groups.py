@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+import msgspec
+
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestChannel
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, group_not_found
 from escrowmq.broker.statistics import Statistics
@@ -493,8 +495,16 @@ _RELAY_ERRORS: Final[ErrorCodes] = {
 
 
 class ConsumerRelay:
-    def __init__(self, store: MessageStore, consumers: ConsumerGroups[Channel]) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        consumers: ConsumerGroups[Channel],
+    ) -> None:
         self._store = store
+        self._topics = topics
+        self._groups = groups
         self._consumers = consumers
 
     def handlers(self) -> list[Handler]:
@@ -521,7 +531,15 @@ class ConsumerRelay:
             )
         record = self._store.record_at(decode_offset_id(fields.msg_id or "")[1])
         body = bytes(self._store.record_bytes(record))
-        self._relay(channel, request, fields.consumer_group, fields.client_id, fields, body)
+        topic = self._topics.find(fields.topic or "")
+        group = self._groups.find(fields.consumer_group)
+        relayed = msgspec.structs.replace(
+            fields,
+            broker_name=self._topics.broker_name,
+            topic_sys_flag=None if topic is None else topic.topic_sys_flag,
+            group_sys_flag=None if group is None else group.group_sys_flag,
+        )
+        self._relay(channel, request, fields.consumer_group, fields.client_id, relayed, body)
 
     def _relay(
         self,

@@ -38,6 +38,8 @@ from escrowmq.remoting.bodies_admin import AclInfo, PolicyEntryInfo, PolicyInfo,
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers_admin import (
     AclSubject,
+    AllGroupsResponse,
+    AllTopicsResponse,
     CreateTopic,
     DeleteGroup,
     GroupHeader,
@@ -166,8 +168,10 @@ class MetadataAdmin:
         channel.respond(request, body=_encode_json(config))
 
     def list_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        table = {"topicConfigTable": self._topics.configs(), "dataVersion": self._topics.version}
-        channel.respond(request, body=_encode_json(table))
+        topics = self._topics.configs()
+        table = {"topicConfigTable": topics, "dataVersion": self._topics.version}
+        header = AllTopicsResponse(total_topic_num=len(topics))
+        channel.respond(request, header, body=_encode_json(table))
 
     def list_system_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         names = sorted(filter(self._topics.is_system, self._topics.configs()))
@@ -211,12 +215,14 @@ class MetadataAdmin:
         channel.respond(request, body=_encode_json(config))
 
     def list_groups(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
+        groups = self._groups.configs()
         table = {
-            "subscriptionGroupTable": self._groups.configs(),
+            "subscriptionGroupTable": groups,
             "forbiddenTable": {},
             "dataVersion": self._groups.version,
         }
-        channel.respond(request, body=_encode_json(table))
+        header = AllGroupsResponse(total_group_num=len(groups))
+        channel.respond(request, header, body=_encode_json(table))
 
 
 def _invalid_parameter(reason: str) -> RequestRefused:

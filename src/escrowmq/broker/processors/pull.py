@@ -24,7 +24,6 @@ from escrowmq.consume.pull import (
     FLAG_SUBSCRIPTION,
     SUCCESS,
     PullRefusal,
-    ReadLimits,
     bulk_read_limits,
     check_queue_access,
     group_filter,
@@ -104,7 +103,7 @@ class PullProcessor:
                 if type(record) is RecordRun:  # messages of a run have no tag
                     arrivals += [(0, properties) for properties in record.properties()]
                     continue
-                tags_code, _ = tags_and_keys(record.topic, record.properties, now_ms)
+                tags_code, _ = tags_and_keys(record.topic, record.properties)
                 arrivals.append((tags_code, record.properties))
         for (topic, queue_id), arrivals in arrivals_by_queue.items():
             end = self._store.max_offset(topic, queue_id)
@@ -167,7 +166,10 @@ class PullProcessor:
         is_first_read: bool,
     ) -> None:
         fields = request.head.fields
-        limits = self._read_limits(fields)
+        if fields.bulk:
+            limits = bulk_read_limits(fields.max_msg_nums)
+        else:
+            limits = read_limits(fields.max_msg_nums, fields.max_msg_bytes, self.config)
         queue_read = self._store.read(
             fields.topic,
             fields.queue_id,
@@ -178,15 +180,7 @@ class PullProcessor:
         )
         code, remark = pull_result(queue_read.status, fields.queue_offset)
         if code != SUCCESS and is_first_read:
-            wait_ms = hold_ms(
-                code,
-                fields.sys_flag,
-                fields.suspend_timeout_millis,
-                is_first_attempt=True,
-                long_polling=self.config.long_polling,
-            )
-            if wait_ms and not self.config.long_polling:
-                wait_ms = self.config.short_poll_ms
+            wait_ms = hold_ms(code, fields.sys_flag, fields.suspend_timeout_millis, self.config)
             if wait_ms and self._hold(channel, request, message_filter, now_ms + wait_ms):
                 return
         if code == SUCCESS:
@@ -195,23 +189,17 @@ class PullProcessor:
             )
         else:
             self._counters.refused[request.head.code, code] += 1
+        topic, group = self._topics.find(fields.topic), self._groups.find(fields.consumer_group)
         channel.respond_pull(
             request,
             next_offset=queue_read.next_offset,
             min_offset=queue_read.min_offset,
             max_offset=queue_read.max_offset,
+            topic_sys_flag=0 if topic is None else topic.topic_sys_flag,
+            group_sys_flag=0 if group is None else group.group_sys_flag,
             code=code,
             remark=remark,
             slices=queue_read.slices,
-        )
-
-    def _read_limits(self, fields: PullMessage) -> ReadLimits:
-        if fields.bulk:
-            return bulk_read_limits(fields.max_msg_nums)
-        requested = read_limits(fields.max_msg_nums, fields.max_msg_bytes)
-        return ReadLimits(
-            min(requested.count_max, self.config.pull_messages_max),
-            min(requested.bytes_max, self.config.pull_bytes_max),
         )
 
     def _hold(

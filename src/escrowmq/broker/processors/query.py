@@ -126,9 +126,13 @@ class QueryProcessor:
             end_ms=fields.end_timestamp,
         )
         if not records:
-            raise RequestRefused(
-                ResponseCode.QUERY_NOT_FOUND, f"no message of topic {fields.topic} has this key"
+            channel.respond(
+                request,
+                QueryMessageResponse(index_last_update_timestamp=0, index_last_update_phyoffset=0),
+                code=ResponseCode.QUERY_NOT_FOUND,
+                remark=f"no message of topic {fields.topic} has this key",
             )
+            return
         sizes = itertools.accumulate(record.size for record in records)
         fitting = sum(1 for size in sizes if size <= QUERY_RESULT_BYTES_MAX)
         body = b"".join(self._store.record_bytes(record) for record in records[: max(1, fitting)])

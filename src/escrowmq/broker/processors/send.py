@@ -22,7 +22,7 @@ from escrowmq.broker.turn import Turn
 from escrowmq.config import BrokerConfig
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import Appendable, BatchItem, decode_batch, decode_bulk_batch
-from escrowmq.message.keys import UniqueKeyGenerator
+from escrowmq.message.keys import UniqueKeyGenerator, delay_level
 from escrowmq.message.names import BROKER_ONLY_TOPICS, RETRY_PREFIX
 from escrowmq.message.properties import change_properties, find_property, parse_boolean
 from escrowmq.message.record import (
@@ -169,6 +169,14 @@ class SendProcessor:
             channel, request, records, queue_id, waits_for_flush=waits_for_flush
         )
 
+    def make_record(
+        self, channel: Channel, request: Request[SendMessage], now_ms: int
+    ) -> NewRecord:
+        """Return the record of a valid send of one message. Raise RequestRefused."""
+        return self._make_record(
+            channel, request, self._choose_queue(request.head.fields, now_ms), now_ms
+        )
+
     def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:
         topic = self._topics.find(fields.topic)
         if topic is None or fields.topic in BROKER_ONLY_TOPICS or not topic.perm & PERM_WRITE:
@@ -257,6 +265,8 @@ class SendProcessor:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be a retry or transactional"
             )
+        if delay_level(find_property(fields.properties.encode(), b"DELAY") or b"", 1):
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed")
         self._check_body_size(len(request.body))
         topic, sys_flag, born_ms = fields.topic, fields.sys_flag, fields.born_timestamp
         born_host, times = channel.peer_host, fields.reconsume_times
@@ -280,11 +290,15 @@ class SendProcessor:
         ]
 
     def _make_batch_properties(self, encoded_properties: bytes, now_ms: int) -> bytes:
+        """Encode the properties of one message of a batch.
+
+        As in RocketMQ, a delay among them has no effect: the message is delivered at once. A
+        transactional message is refused, because it would be delivered before it is committed.
+        """
         text = encoded_properties.decode("utf-8", "replace")
-        if has_special_properties(text):
+        if "TRAN_MSG\x01" in text:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a message of a batch cannot be delayed or transactional",
+                ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be transactional"
             )
         return self._make_properties(text, now_ms)
 

@@ -3,30 +3,43 @@
     CONSUMER_SEND_MSG_BACK   a consumer could not process a message. It is stored again in the
                              retry topic of the group, or in its dead-letter topic.
     SEND_REPLY_MESSAGE       a reply to a request message. It is pushed to the requester's
-                             connection and stored like any message.
+                             connection and stored like any message. The response says whether the
+                             requester has received it.
 
 `consume/retry.py` decides where a failed message goes; here the decision becomes a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import Final, cast
 
-from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
+import msgspec
+
+from escrowmq.broker.dispatch import Channel, Handler, RequestChannel, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.send import SEND_ERRORS, SendProcessor
+from escrowmq.broker.statistics import NORMAL, BrokerCounters
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups, QueueLocks
 from escrowmq.consume.retry import FailedMessage, Redelivery, RetryPolicy, redirect, send_back
 from escrowmq.errors import RequestRefused
-from escrowmq.message.keys import encode_offset_id
-from escrowmq.message.names import REPLY_TO, group_of_retry_topic
-from escrowmq.message.properties import decode_properties, encode_properties
+from escrowmq.message.keys import decode_host, encode_offset_id
+from escrowmq.message.names import PUSH_REPLY_TIME, REPLY_TO, group_of_retry_topic
+from escrowmq.message.properties import change_properties, decode_properties, encode_properties
 from escrowmq.message.record import NewRecord, StoredRecord, copy_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
-from escrowmq.remoting.headers import ConsumerSendMessageBack, PushReplyMessage, SendMessage
+from escrowmq.remoting.command import Command
+from escrowmq.remoting.headers import (
+    ConsumerSendMessageBack,
+    PushReplyMessage,
+    SendMessage,
+    SendMessageResponse,
+)
 from escrowmq.remoting.requests import Request
+from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 
@@ -62,7 +75,7 @@ class SendBackProcessor:
         self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
     ) -> None:
         fields = request.head.fields
-        group = self._groups.get(fields.group)
+        group = self._groups.require(fields.group, now_ms=now_ms)
         record = self._store.record_at(fields.offset)
         failed = FailedMessage(
             topic=record.topic,
@@ -86,7 +99,9 @@ class SendBackProcessor:
         redelivery = redirect(
             decode_properties(record.properties),
             name,
-            _retry_policy(self._groups.get(name), fields.max_reconsume_times, version),
+            _retry_policy(
+                self._groups.require(name, now_ms=now_ms), fields.max_reconsume_times, version
+            ),
             reconsume_times=record.reconsume_times,
             group_has_locks=self._locks.group_has_locks(name, now_ms=now_ms),
         )
@@ -123,17 +138,28 @@ def _respond_stored(channel: Channel, request: Request[ConsumerSendMessageBack],
     channel.respond(request, code=code, remark=remark)
 
 
+PUSH_TIMEOUT_S: Final = 10.0  # as in RocketMQ
+
+
 class ReplyProcessor:
     def __init__(
         self,
         send_processor: SendProcessor,
+        turn: Turn,
         producers: ProducerGroups[Channel],
+        counters: BrokerCounters,
         *,
+        store_host: bytes,
         stores_replies: bool,
+        wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
     ) -> None:
-        self._stores_replies = stores_replies
         self._send_processor = send_processor
+        self._turn = turn
         self._producers = producers
+        self._counters = counters
+        self._store_address = "{}:{}".format(*decode_host(store_host))
+        self._stores_replies = stores_replies
+        self._wall_ms = wall_ms
 
     def handlers(self) -> list[Handler]:
         return [
@@ -142,10 +168,27 @@ class ReplyProcessor:
         ]
 
     def send_reply(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
-        fields = request.head.fields
+        """Store a reply and push it to the requester; respond when the requester has responded."""
+        record = self._send_processor.make_record(channel, request, now_ms)
+        # Without the body: the reply may wait for the requester, and its bytes need not.
+        reply = _PushedReply(channel, msgspec.structs.replace(request, body=b""), record.queue_id)
+        if self._stores_replies:
+            # Stored so that operators can find it, also if it cannot be pushed.
+            def on_stored(results: Sequence[AppendResult]) -> None:
+                [reply.stored] = results
+                self._counters.record_message(record.topic, NORMAL, results[0].size)
+
+            self._turn.add_records([record], on_stored=on_stored)
+        self._push(reply, bytes(request.body), now_ms)
+
+    def _push(self, reply: _PushedReply, body: bytes, now_ms: int) -> None:
+        fields, store_ms = reply.request.head.fields, self._wall_ms(now_ms)
         client_id = decode_properties(fields.properties.encode()).get(REPLY_TO)
         if client_id is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the reply has no property {REPLY_TO}")
+        properties = change_properties(
+            fields.properties.encode(), update={PUSH_REPLY_TIME: str(store_ms)}
+        )
         header = PushReplyMessage(
             producer_group=fields.producer_group,
             topic=fields.topic,
@@ -155,20 +198,47 @@ class ReplyProcessor:
             sys_flag=fields.sys_flag,
             born_timestamp=fields.born_timestamp,
             flag=fields.flag,
-            properties=fields.properties,
+            properties=properties.decode(),
             reconsume_times=fields.reconsume_times,
             unit_mode=fields.unit_mode,
-            born_host=channel.address,
-            store_host=channel.address,
-            store_timestamp=now_ms,
+            born_host=reply.channel.address,
+            store_host=self._store_address,
+            store_timestamp=store_ms,
         )
         requester = self._producers.channel_of_client(client_id)
-        if requester is not None:
-            requester.send_oneway(
-                RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, bytes(request.body)
+        if requester is None or not cast(RequestChannel, requester).call(
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+            header,
+            body,
+            reply.on_response,
+            timeout_s=PUSH_TIMEOUT_S,
+        ):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the requester {client_id[:100]} is not connected to this broker",
             )
-        if self._stores_replies:
-            # Stored so that operators can find it. The replier gets the response of a send.
-            self._send_processor.send(channel, request, now_ms)
+
+
+@dataclass(slots=True)
+class _PushedReply:
+    """A reply that was pushed. Its sender waits for the response of the requester."""
+
+    channel: Channel
+    request: Request[SendMessage]
+    queue_id: int
+    stored: AppendResult | None = None
+
+    def on_response(self, command: Command | None, body: bytes) -> None:
+        if command is None or command.code != ResponseCode.SUCCESS:
+            # No response: its time is over, or the connection is closed.
+            problem = "respond to" if command is None else "accept"
+            remark = f"the requester did not {problem} the reply"
+            self.channel.respond(self.request, code=ResponseCode.SYSTEM_ERROR, remark=remark)
+        elif self.stored is not None:
+            self.channel.respond_send(
+                self.request, self.stored.log_offset, self.queue_id, self.stored.queue_offset
+            )
         else:
-            channel.respond(request)
+            # As RocketMQ: clients need these fields although nothing is stored.
+            header = SendMessageResponse(msg_id="0", queue_id=self.queue_id, queue_offset=0)
+            self.channel.respond(self.request, header)

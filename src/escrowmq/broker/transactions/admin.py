@@ -19,11 +19,22 @@ from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.escrow.decisions import AlreadyDecided, InProgress
-from escrowmq.escrow.records import DecidedBy, JournalEntry, make_journal_record, parse_half
+from escrowmq.escrow.records import (
+    REASON_LENGTH_MAX,
+    DecidedBy,
+    JournalEntry,
+    make_journal_record,
+    parse_half,
+)
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.transaction import TransactionState, Verdict
-from escrowmq.remoting.bodies import TransactionEntry, TransactionList, encode_body
+from escrowmq.remoting.bodies import (
+    TransactionCursors,
+    TransactionEntry,
+    TransactionList,
+    encode_body,
+)
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
     ListTransactions,
@@ -31,6 +42,7 @@ from escrowmq.remoting.headers import (
     ResumeTransaction,
     SettleTransaction,
     SettleTransactionResponse,
+    TransactionCursorsHeader,
     TransactionHeader,
 )
 from escrowmq.remoting.requests import Request
@@ -50,7 +62,6 @@ PAGE_SCANNED_MAX: Final = 10_000  # states looked at
 PAGE_READS_MAX: Final = 1_000  # decided halves read from the log
 PAGE_LOOKUPS_MAX: Final = 16  # look-ups in the key index
 OPERATOR_NAME_LENGTH_MAX: Final = 100
-REASON_LENGTH_MAX: Final = 500
 
 
 class TransactionAdmin:
@@ -73,6 +84,7 @@ class TransactionAdmin:
         return [
             Handler(code.LIST_TRANSACTIONS, self.list_transactions, permissions.read_cluster),
             Handler(code.SHOW_TRANSACTION, self.show_transaction, permissions.read_cluster),
+            Handler(code.TRANSACTION_CURSORS, self.show_cursors, permissions.read_cluster),
             Handler(code.SETTLE_TRANSACTION, self.settle_transaction),
             Handler(code.RESUME_TRANSACTION, self.resume_transaction),
             Handler(code.RESUME_CHECK_HALF_MESSAGE, self.resume_check_half),
@@ -194,6 +206,24 @@ class TransactionAdmin:
 
         self._turn.add_records([], on_done)
 
+    def show_cursors(
+        self, channel: Channel, request: Request[TransactionCursorsHeader], now_ms: int
+    ) -> None:
+        coordinator, states = self._coordinator, self._coordinator.states
+        coordinator.advance_cursors()
+        first_open = states.first_open(states.base_offset)
+        cursors = TransactionCursors(
+            half_cursor=coordinator.cursors.half_offset,
+            half_end=self._store.max_offset(names.HALF_TOPIC, 0),
+            op_cursor=coordinator.cursors.op_offset,
+            op_end=self._store.max_offset(names.OP_TOPIC, 0),
+            first_open=first_open if first_open < states.next_offset else None,
+            open=len(coordinator.halves) - coordinator.halves.stranded_count,
+            stranded=coordinator.halves.stranded_count,
+            next_due=coordinator.schedule.next_due_ms(coordinator.halves),
+        )
+        channel.respond(request, body=encode_body(cursors))
+
     # --- decide and resume -----------------------------------------------------------------------
 
     def settle_transaction(
@@ -292,8 +322,8 @@ class TransactionAdmin:
             reason,
             channel.address,
         )
-        peer = f"{DecidedBy.OPERATOR} {operator}\n{reason}"
-        entry = JournalEntry(half.queue_offset, "resumed", half.checks, peer)
+        peer = f"{DecidedBy.OPERATOR} {operator}"
+        entry = JournalEntry(half.queue_offset, "resumed", half.checks, peer, reason)
         self._turn.add_records([make_journal_record(entry, now_ms=now_ms)], waits_for_flush=False)
 
         def on_done(code: int) -> None:

@@ -39,6 +39,7 @@ from escrowmq.escrow.records import (
     make_check_body,
     make_journal_record,
 )
+from escrowmq.limited_log import LimitedLog
 from escrowmq.message import names
 from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.transaction import Verdict
@@ -80,8 +81,10 @@ class TransactionChecker:
         append_decision: AppendDecision,
         *,
         store_host: bytes,
+        broker_name: str | None = None,
         backlog: CheckBacklog | None = None,
     ) -> None:
+        self._broker_name = broker_name
         self._coordinator = coordinator
         self._turn = turn
         self._producers = producers
@@ -89,6 +92,7 @@ class TransactionChecker:
         self._store_host = store_host
         self._backlog = backlog or CheckBacklog()
         self.counters = TransactionCheckCounters()
+        self._limited_log = LimitedLog(log)
         self._groups_with_capacity: set[str] = set()  # answered since the last check was sent
         # Any client can claim any producer group. The ACL decides whether it may read the half
         # before a check is sent to it. None: every client may.
@@ -178,7 +182,7 @@ class TransactionChecker:
         self._check_group(group, GROUP_CHECKS_PER_TICK_MAX, now_ms)
 
     def check_answered(
-        self, half: Half, channel: Channel, *, is_unknown: bool, now_ms: int
+        self, half: Half, channel: Channel, *, is_unknown: bool, remark: str = "", now_ms: int
     ) -> None:
         """Note that a producer answered a check, with UNKNOWN or with a verdict."""
         self._backlog.check_answered(half.queue_offset)
@@ -186,8 +190,28 @@ class TransactionChecker:
         self.counters.answered += 1
         if is_unknown:
             self.counters.unknown += 1
-            self._write_journal(half, "unknown", channel, now_ms)
+            self._record_unknown(half, "unknown", channel, remark, now_ms)
         self._groups_with_capacity.add(half.group)
+
+    def undecided_at_send(self, half: Half, channel: Channel, remark: str, now_ms: int) -> None:
+        """Note that a producer ended its send with UNKNOWN: a check will ask for the verdict."""
+        self._record_unknown(half, "unknown_at_send", channel, remark, now_ms)
+
+    def _record_unknown(
+        self, half: Half, event: str, channel: Channel, remark: str, now_ms: int
+    ) -> None:
+        is_answer = event == "unknown"
+        self._coordinator.unknown_received(half, remark, is_answer=is_answer)
+        self._write_journal(half, event, channel, now_ms, remark)
+        self._limited_log.warning(
+            now_ms,
+            "verdict UNKNOWN %s id=%s group=%s peer=%s: %s",
+            f"at check {half.checks}" if is_answer else "after the send",
+            half.key.decode("utf-8", "replace"),
+            half.group,
+            channel.address,
+            remark or "no remark",
+        )
 
     def end_turn(self, now_ms: int) -> None:
         """Send more checks to groups that have answered in this turn."""
@@ -263,6 +287,7 @@ class TransactionChecker:
             msg_id=key,
             transaction_id=key,
             offset_msg_id=encode_offset_id(self._store_host, half.log_offset),
+            broker_name=self._broker_name,
         )
         body = make_check_body(record, half.topic, half.queue_id, half.checks + 1)
         if not channel.send_oneway(RequestCode.CHECK_TRANSACTION_STATE, fields, body):
@@ -279,8 +304,10 @@ class TransactionChecker:
         self._write_journal(half, "asked", channel, now_ms)
         return True
 
-    def _write_journal(self, half: Half, event: str, channel: Channel, now_ms: int) -> None:
-        entry = JournalEntry(half.queue_offset, event, half.checks, channel.address)
+    def _write_journal(
+        self, half: Half, event: str, channel: Channel, now_ms: int, remark: str = ""
+    ) -> None:
+        entry = JournalEntry(half.queue_offset, event, half.checks, channel.address, remark)
         self._turn.add_records([make_journal_record(entry, now_ms=now_ms)], waits_for_flush=False)
 
 

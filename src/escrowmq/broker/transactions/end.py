@@ -34,8 +34,9 @@ from escrowmq.errors import EscrowError, RequestRefused, TransactionConflict, Tr
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.decisions import AlreadyDecided, Decision
 from escrowmq.escrow.half_table import Half
-from escrowmq.escrow.records import BY_PRODUCER, DecidedBy, Redirect
+from escrowmq.escrow.records import BY_PRODUCER, DecidedBy, Redirect, short_remark
 from escrowmq.escrow.writers import Writer, make_decision_record
+from escrowmq.limited_log import LimitedLog
 from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.record import LogOffset
 from escrowmq.message.transaction import TransactionState, Verdict
@@ -68,6 +69,7 @@ class EndProcessor:
         counters: BrokerCounters,
         *,
         store_host: bytes,
+        broker_name: str | None = None,
         age_max_ms: int,
         piece_bytes: int,
         redirect: Redirect | None = None,
@@ -75,6 +77,7 @@ class EndProcessor:
         self._store = store
         self._turn = turn
         self.store_host = store_host
+        self._limited_log = LimitedLog(log)
         self._moved_log_end = LogOffset(0)  # the end of the log after the last move
         self.storage = CoordinatorStorage(
             store, disk, offsets, config, redirect, age_max_ms=age_max_ms, piece_bytes=piece_bytes
@@ -88,7 +91,12 @@ class EndProcessor:
             rejects_transactions=config.refuses_halves,
         )
         self.checker = TransactionChecker(
-            self.coordinator, turn, producers, self.append_decision, store_host=store_host
+            self.coordinator,
+            turn,
+            producers,
+            self.append_decision,
+            store_host=store_host,
+            broker_name=broker_name,
         )
 
     def change_config(self, config: TransactionConfig, age_max_ms: int) -> None:
@@ -120,6 +128,8 @@ class EndProcessor:
                 return
             if fields.from_transaction_check:
                 by = DecidedBy.CHECK
+        # Commits, which are most of the ends, have none worth keeping.
+        remark = "" if verdict is Verdict.COMMIT else request.head.remark
         try:
             result = self.coordinator.decide(
                 fields.tran_state_table_offset,
@@ -127,6 +137,7 @@ class EndProcessor:
                 verdict,
                 group=fields.producer_group,
                 by=by,
+                reason=remark,
                 born_host=channel.peer_host,
                 now_ms=now_ms,
             )
@@ -134,6 +145,8 @@ class EndProcessor:
             log.warning("decision contradicted peer=%s: %s", channel.address, error)
             raise
         if type(result) is Decision:
+            if remark:
+                self._log_rollback(channel, result.half, remark, now_ms)
             on_done = None
             if not request.head.flag & FLAG_ONEWAY:
                 on_done = partial(self._respond_decided, channel, request, result)
@@ -156,16 +169,31 @@ class EndProcessor:
             queue_offset, fields.commit_log_offset, fields.producer_group
         )
         is_unknown = verdict is Verdict.UNKNOWN
+        remark = short_remark(request.head.remark)
         if half is not None and fields.from_transaction_check:
-            self.checker.check_answered(half, channel, is_unknown=is_unknown, now_ms=now_ms)
+            self.checker.check_answered(
+                half, channel, is_unknown=is_unknown, remark=remark, now_ms=now_ms
+            )
         if not is_unknown:
             return
+        if half is not None and not fields.from_transaction_check:
+            self.checker.undecided_at_send(half, channel, remark, now_ms)
         state = self.coordinator.states.get(queue_offset)
         if half is not None:
             state = TransactionState.STRANDED if half.is_stranded else TransactionState.OPEN
         if state is None:
             raise TransactionNotFound(f"no half message at queue offset {queue_offset}")
         self._respond_when_durable(channel, request, state)
+
+    def _log_rollback(self, channel: Channel, half: Half, remark: str, now_ms: int) -> None:
+        self._limited_log.warning(
+            now_ms,
+            "transaction rolled back by its producer id=%s group=%s peer=%s: %s",
+            half.key.decode("utf-8", "replace"),
+            half.group,
+            channel.address,
+            short_remark(remark),
+        )
 
     def _end_after_turn(
         self, channel: Channel, request: Request[EndTransaction], now_ms: int

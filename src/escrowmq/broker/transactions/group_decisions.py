@@ -26,7 +26,7 @@ from escrowmq.broker.turn import Turn
 from escrowmq.errors import EscrowError, RequestRefused
 from escrowmq.escrow.coordinator import DECISION_HALVES_MAX
 from escrowmq.escrow.decisions import AlreadyDecided, DecisionPiece, GroupDecision, InProgress
-from escrowmq.escrow.records import DecidedBy
+from escrowmq.escrow.records import DecidedBy, short_remark
 from escrowmq.escrow.writers import DecisionRecord, Winner, Writer
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
@@ -106,6 +106,7 @@ class GroupDecisions:
             group=fields.producer_group,
             by=DecidedBy.GROUP,
             by_name=channel.address,
+            reason=short_remark(request.head.remark) if verdict is Verdict.ROLLBACK else "",
             now_ms=now_ms,
         )
         header = EndTransactionsResponse(
@@ -275,7 +276,7 @@ class GroupDecisions:
             queue = record.topic, record.queue_id
             is_final = record.topic not in (names.OP_TOPIC, names.DECISION_TOPIC)
             if is_final and queue not in unfinished.hidden_queues:
-                unfinished.hidden_queues.add(queue)
+                unfinished.hidden_queues[queue] = None
                 self._store.hide(*queue, result.queue_offset)
 
     def _unhide(self, unfinished: _UnfinishedDecision) -> None:
@@ -293,7 +294,9 @@ class _UnfinishedDecision:
 
     decision: GroupDecision
     on_done: CodeCallback
-    hidden_queues: set[tuple[str, int]] = field(default_factory=set)
+    # A dict keeps the order of the queues. The order of a set changes from process to process, so
+    # a simulation could not be repeated.
+    hidden_queues: dict[tuple[str, int], None] = field(default_factory=dict)
 
 
 class PendingPiece(msgspec.Struct):

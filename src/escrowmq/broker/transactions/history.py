@@ -11,7 +11,7 @@ the log has its records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -27,7 +27,12 @@ from escrowmq.message.keys import decode_host, decode_offset_id, encode_offset_i
 from escrowmq.message.names import TIMER_TOPIC
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.transaction import TransactionState
-from escrowmq.remoting.bodies import TransactionEntry, TransactionHistory, TransactionStep
+from escrowmq.remoting.bodies import (
+    StepRecord,
+    TransactionEntry,
+    TransactionHistory,
+    TransactionStep,
+)
 from escrowmq.store.key_index import RESULTS_MAX
 from escrowmq.store.store import MessageStore
 
@@ -98,7 +103,10 @@ class HistoryReader:
 
     def _find_halves(self, key: str) -> list[StoredRecord]:
         """Return all copies of a half, the newest first."""
-        return self._store.find_by_key(names.HALF_TOPIC, key, count_max=RESULTS_MAX) if key else []
+        return self._find_by_key(names.HALF_TOPIC, key)
+
+    def _find_by_key(self, topic: str, key: str) -> list[StoredRecord]:
+        return self._store.find_by_key(topic, key, count_max=RESULTS_MAX) if key else []
 
     # --- entries of a list -----------------------------------------------------------------------
 
@@ -173,10 +181,11 @@ class HistoryReader:
         self, record: StoredRecord, properties: HalfProperties, state: TransactionState
     ) -> list[TransactionStep]:
         copies = self._copies(record, properties)
+        stored = [*copies, *self._find_by_key(names.STRANDED_TOPIC, _decode_key(properties.key))]
         steps: list[_PositionedStep] = [(copies[0].log_offset, _parked_step(copies[0], properties))]
         for copy in copies:
             steps += self._journal_steps(copy.queue_offset)
-            steps += self._op_steps(copy.queue_offset)
+            steps += self._op_steps(copy.queue_offset, stored)
         if state is TransactionState.COMMITTED:
             steps.append(self._commit_step(copies, properties))
         elif state is TransactionState.ROLLED_BACK and all(
@@ -202,13 +211,13 @@ class HistoryReader:
                 entry = decode_journal_entry(record)
             except CorruptRecord:
                 continue
-            who, _, reason = entry.peer.partition("\n")
+            is_check = entry.event in ("asked", "unknown")
             step = TransactionStep(
                 at=entry.stored_ms,
                 what=entry.event,
-                who=who,
-                reason=reason,
-                detail=f"check {entry.check_number}" if entry.event != "resumed" else "",
+                who=entry.peer,
+                reason=entry.reason,
+                detail=f"check {entry.check_number}" if is_check else "",
             )
             yield record.log_offset, step
 
@@ -225,16 +234,19 @@ class HistoryReader:
                 return
             end_ms = min(record.stored_ms for record in new)
 
-    def _op_steps(self, queue_offset: int) -> Iterator[_PositionedStep]:
-        """Yield the ops of a half, except that of a commit, which has no key."""
-        for record in self._store.find_by_key(
-            names.OP_TOPIC, str(queue_offset), count_max=RESULTS_MAX
-        ):
+    def _op_steps(self, queue_offset: int, stored: list[StoredRecord]) -> Iterator[_PositionedStep]:
+        """Yield the ops of a half, except that of a commit, which has no key.
+
+        `stored` are the copies of the half and its stranded messages. An op that refers to one of
+        them is right behind it in the log.
+        """
+        for record in self._find_by_key(names.OP_TOPIC, str(queue_offset)):
             op = decode_op(record)
             if op is not None and op.state is not None:
                 is_move = op.state is TransactionState.OPEN
                 event = "appended_again" if is_move else op.state.text
-                yield record.log_offset, _decided_step(record, op, event)
+                before = [r for r in stored if r.log_offset + r.size == record.log_offset]
+                yield record.log_offset, _decided_step(record, op, event, records=before)
 
     def _commit_step(
         self, copies: list[StoredRecord], properties: HalfProperties
@@ -256,11 +268,15 @@ class HistoryReader:
         delivered = next((r for r in finals if r.topic == properties.topic), first_final)
         detail = _delivery_detail(delivered, properties)
         half_offset = queue_offsets[first_final.prepared_offset]
+        finals.sort(key=lambda record: record.log_offset)
         for record in self._records_after(first_final):
             op = decode_op(record) if record.topic == names.OP_TOPIC else None
             if op is not None and half_offset in op.half_offsets:
-                return record.log_offset, _decided_step(record, op, event, detail)
-        step = TransactionStep(at=first_final.stored_ms, what=event, detail=detail)
+                step = _decided_step(record, op, event, detail, finals)
+                return record.log_offset, step
+        step = TransactionStep(
+            at=first_final.stored_ms, what=event, detail=detail, records=_step_records(finals)
+        )
         return first_final.log_offset, step
 
     def _records_after(self, record: StoredRecord) -> Iterator[StoredRecord]:
@@ -291,10 +307,15 @@ class HistoryReader:
         if half.due_ms <= now_ms:
             return "a check is due and is sent when its producers have answered earlier checks"
         if not half.checks:
+            at_send = next((step for step in steps if step.what == "unknown_at_send"), None)
+            if at_send is not None:
+                remark = f" ({at_send.reason})" if at_send.reason else ""
+                return f"its producer does not know yet{remark}; the first check is not due yet"
             return "its producer has not decided yet; the first check is not due yet"
-        last_event = next((s.what for s in reversed(steps) if s.what in ("asked", "unknown")), "")
-        if last_event == "unknown":
-            return f"check {half.checks} was answered with UNKNOWN"
+        last = next((step for step in reversed(steps) if step.what in ("asked", "unknown")), None)
+        if last is not None and last.what == "unknown":
+            remark = f": {last.reason}" if last.reason else ""
+            return f"check {half.checks} was answered with UNKNOWN{remark}"
         return f"check {half.checks} was sent and has not been answered"
 
 
@@ -305,13 +326,48 @@ def _parked_step(record: StoredRecord, properties: HalfProperties) -> Transactio
         f"by producer group {properties.group} for queue {properties.queue_id} of topic "
         f"{properties.topic}"
     )
-    return TransactionStep(at=record.stored_ms, what="parked", who=who, detail=detail)
-
-
-def _decided_step(record: StoredRecord, op: Op, event: str, detail: str = "") -> TransactionStep:
+    records = _step_records([record])
     return TransactionStep(
-        at=record.stored_ms, what=event, who=op.by, reason=op.reason, detail=detail
+        at=record.stored_ms, what="parked", who=who, detail=detail, records=records
     )
+
+
+def _decided_step(
+    record: StoredRecord,
+    op: Op,
+    event: str,
+    detail: str = "",
+    records: Sequence[StoredRecord] = (),
+) -> TransactionStep:
+    """Return the step of an op; `records` are the others that it stored."""
+    return TransactionStep(
+        at=record.stored_ms,
+        what=event,
+        who=op.by,
+        reason=op.reason,
+        detail=detail,
+        records=_step_records([*records, record]),
+    )
+
+
+_KIND_BY_TOPIC: Final = {
+    names.HALF_TOPIC: "half",
+    names.OP_TOPIC: "op",
+    names.STRANDED_TOPIC: "stranded",
+}
+
+
+def _step_records(records: Sequence[StoredRecord]) -> list[StepRecord]:
+    return [
+        StepRecord(
+            kind=_KIND_BY_TOPIC.get(record.topic, "final"),
+            topic=record.topic,
+            queue_id=record.queue_id,
+            queue_offset=record.queue_offset,
+            log_offset=record.log_offset,
+        )
+        for record in records
+    ]
 
 
 def _delivery_detail(final: StoredRecord, properties: HalfProperties) -> str:

@@ -15,6 +15,7 @@ from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.records import Redirect
 from escrowmq.escrow.recovery import (
     SNAPSHOT_PATH,
+    CheckHistory,
     CoordinatorSnapshot,
     RecoveryResult,
     decode_snapshot,
@@ -162,9 +163,14 @@ class CoordinatorStorage:
             half_cursor=coordinator.cursors.half_offset,
             op_cursor=coordinator.cursors.op_offset,
             checks={
-                half.queue_offset: (half.checks, half.due_ms - coordinator.check_interval_ms(half))
+                half.queue_offset: CheckHistory(
+                    half.checks,
+                    half.due_ms - coordinator.check_interval_ms(half),
+                    half.unknown_answers,
+                    half.last_remark,
+                )
                 for half in coordinator.halves
-                if half.checks
+                if half.checks or half.last_remark
             },
             aliases=dict(coordinator.aliases),
             writers=coordinator.writers.dump(),

@@ -67,7 +67,7 @@ def group() -> None:
 
 @group.command("list")
 @click.option(
-    "--all", "include_system", is_flag=True, help="Include the groups of RocketMQ's own tools."
+    "--all", "include_system", is_flag=True, help="Include the groups of RocketMQ itself."
 )
 @query_command
 def list_(query: QueryContext, include_system: bool) -> None:
@@ -87,12 +87,11 @@ def list_groups(cluster: Cluster, *, include_system: bool) -> QueryResult:
     def fetch(
         connection: SyncConnection,
     ) -> tuple[list[str], dict[str, GroupProgress], dict[str, ConsumerConnections]]:
-        names = [
-            name
-            for name in group_configs(connection)
-            if include_system or not is_system_group(name)
-        ]
-        return names, all_progress(connection), consumer_connections(connection, names)
+        progress = all_progress(connection)
+        # The group of the transaction cursors has offsets, but no configuration.
+        known = dict.fromkeys([*group_configs(connection), *progress])
+        names = [name for name in known if include_system or not is_system_group(name)]
+        return names, progress, consumer_connections(connection, names)
 
     rows: dict[str, dict[str, Any]] = {}
     members: dict[str, set[str]] = {}

@@ -32,7 +32,7 @@ from escrowmq.cli.options import (
     json_option,
     namesrv_option,
     parse_duration_option,
-    parse_pair,
+    parse_pairs_option,
     parse_start_option,
     parse_time_option,
 )
@@ -71,6 +71,7 @@ def message() -> None:
     "--property",
     "properties",
     multiple=True,
+    callback=parse_pairs_option,
     metavar="NAME=VALUE",
     help="A property of the message. Repeat for several.",
 )
@@ -99,7 +100,7 @@ def send(
     file: BinaryIO | None,
     keys: tuple[str, ...],
     tag: str,
-    properties: tuple[str, ...],
+    properties: dict[str, str],
     sharding_key: str,
     delay_ms: int | None,
     dry_run: bool,
@@ -118,7 +119,7 @@ def send(
         topic=topic,
         keys=keys,
         tag=tag,
-        properties=dict(parse_pair("--property", text) for text in properties),
+        properties=properties,
         sharding_key=sharding_key,
         delay_s=(delay_ms or 0) / 1000,
     )

@@ -10,18 +10,23 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from escrowmq.cli.options import combine_options
+from escrowmq.cli.options import (
+    NAMESRV_HELP,
+    parse_pairs_option,
+    parse_timestamp_option,
+)
 from escrowmq.clock import SystemClock, Timestamp, epoch_ms
 from escrowmq.errors import ReconcileFailed
 from escrowmq.parsing import parse_duration_ms, parse_timestamp
@@ -32,8 +37,10 @@ from escrowmq.spark.session import check_pyspark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from escrowmq.pipeline.job import ClusterSource
+    from escrowmq.pipeline.job import ClusterSource, PipelineProgressCallback
     from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileResult, ReconcileSummary
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group
@@ -42,27 +49,6 @@ def pipeline() -> None:
 
 
 # --- options -------------------------------------------------------------------------------------
-
-
-def _parse_pairs_option(
-    context: click.Context, param: click.Parameter, values: Sequence[str]
-) -> dict[str, str]:
-    pairs = dict(value.partition("=")[::2] for value in values)
-    for name, value in pairs.items():
-        if not name or not value:
-            raise click.BadParameter(f"expected NAME=VALUE, not {name!r}")
-    return pairs
-
-
-def _parse_time_option(
-    context: click.Context, param: click.Parameter, value: str | None
-) -> Timestamp | None:
-    if value is None:
-        return None
-    try:
-        return parse_timestamp(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def _parse_consumers_option(
@@ -109,52 +95,131 @@ class SinceParam(DurationParam):
         return -super().convert(value, param, context)
 
 
-_NAMESRV_HELP: Final = "Name servers of the cluster, HOST:PORT, separated by `;` or `,`."
-_namesrv_option = click.option("-n", "--namesrv", required=True, metavar="ADDR", help=_NAMESRV_HELP)
+def _duration_option(
+    name: str, default: str, help_text: str, param_type: DurationParam | None = None
+) -> Callable[[F], F]:
+    return click.option(
+        name,
+        type=param_type or DurationParam(),
+        default=default,
+        show_default=True,
+        help=help_text,
+    )
+
+
+def _time_option(name: str, help_text: str) -> Callable[[F], F]:
+    return click.option(name, callback=parse_timestamp_option, metavar="TIME", help=help_text)
+
+
+_namesrv_option = click.option("-n", "--namesrv", required=True, metavar="ADDR", help=NAMESRV_HELP)
 _conf_option = click.option(
     "--conf",
     multiple=True,
-    callback=_parse_pairs_option,
+    callback=parse_pairs_option,
     metavar="NAME=VALUE",
     help="A setting of Spark, such as spark.jars=driver.jar or spark.driver.memory=4g.",
 )
 _master_option = click.option("--master", metavar="URL", help="Master of Spark.  [local[*]]")
-_spark_options = combine_options(
-    _master_option,
-    _conf_option,
-    click.option(
-        "--json", "as_json", is_flag=True, help="Print progress and result as lines of JSON."
-    ),
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print progress and result as lines of JSON."
 )
-_stream_options = combine_options(
-    click.option(
-        "--once/--follow",
-        default=True,
-        help="Stop at the current end, or keep running.  [--once]",
-    ),
-    click.option(
-        *("--every", "interval_s"),
-        type=click.FloatRange(min=0.1),
-        default=30.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="With --follow: time between two rounds.",
-    ),
-    click.option(
-        *("-o", "--option", "options"),
-        multiple=True,
-        callback=_parse_pairs_option,
-        metavar="NAME=VALUE",
-        help="An option of the Spark source, such as accessKey, tls or failOnDataLoss.",
-    ),
+_follow_option = click.option(
+    "--once/--follow", default=True, help="Stop at the current end, or keep running.  [--once]"
 )
+_interval_option = click.option(
+    *("--every", "interval_s"),
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: time between two rounds.",
+)
+_source_option = click.option(
+    *("-o", "--option", "options"),
+    multiple=True,
+    callback=parse_pairs_option,
+    metavar="NAME=VALUE",
+    help="An option of the Spark source, such as accessKey, tls or failOnDataLoss.",
+)
+
+
+def _spark_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a command that runs on Spark: it receives `run`, a PipelineRun."""
+
+    @_master_option
+    @_conf_option
+    @_json_option
+    @wraps(command)
+    def start(
+        *args: Any, master: str | None, conf: dict[str, str], as_json: bool, **options: Any
+    ) -> None:
+        command(*args, run=PipelineRun(master, conf, as_json), **options)
+
+    return start
+
+
+def _stream_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a command that reads a stream.
+
+    It receives `interval_s`, the time between two rounds or None to stop at the current end, and
+    `options` of the source.
+    """
+
+    @_follow_option
+    @_interval_option
+    @_source_option
+    @wraps(command)
+    def start(*args: Any, once: bool, interval_s: float, **options: Any) -> None:
+        command(*args, interval_s=None if once else interval_s, **options)
+
+    return start
+
+
+# --- running a pipeline --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    """How to run a pipeline: the Spark session and the output."""
+
+    master: str | None
+    conf: dict[str, str]
+    as_json: bool
+
+    @contextmanager
+    def session(
+        self, name: str, *, is_following: bool = False
+    ) -> Iterator[tuple[SparkSession, PipelineProgressCallback, threading.Event]]:
+        """Provide a Spark session, a callback for progress, and an event that stops the pipeline.
+
+        SIGINT and SIGTERM set the event, so that a pipeline that follows ends after its round.
+        """
+        stop = threading.Event()
+        with progress_output(as_json=self.as_json) as on_progress:
+            spark = pipeline_session(name, self.master, self.conf)
+            for number in (signal.SIGINT, signal.SIGTERM) if is_following else ():
+                signal.signal(number, lambda *_: stop.set())
+            try:
+                yield spark, on_progress, stop
+            finally:
+                spark.stop()
+
+    def print_outcome(self, text: str, content: dict[str, Any]) -> None:
+        click.echo(json.dumps(content) if self.as_json else text)
+
+
+def _cluster_source(servers: str, options: dict[str, str]) -> ClusterSource:
+    check_cluster(servers, options)
+    from escrowmq.pipeline.job import ClusterSource
+
+    return ClusterSource(servers, options)
 
 
 # --- ledger --------------------------------------------------------------------------------------
 
 
 @pipeline.command()
-@click.option("-n", "--namesrv", metavar="ADDR", help=_NAMESRV_HELP)
+@click.option("-n", "--namesrv", metavar="ADDR", help=NAMESRV_HELP)
 @click.option(
     *("--path", "paths"),
     multiple=True,
@@ -176,25 +241,19 @@ def ledger(
     paths: tuple[str, ...],
     out: str,
     table_format: str,
-    once: bool,
-    interval_s: float,
+    interval_s: float | None,
     options: dict[str, str],
-    master: str | None,
-    conf: dict[str, str],
-    as_json: bool,
+    run: PipelineRun,
 ) -> None:
     """Write one row for each transaction, as Parquet by day."""
     if (namesrv is None) == (not paths):
         raise click.UsageError("give a cluster with -n, or files with --path")
-    if paths and not once:
+    if paths and interval_s is not None:
         raise click.UsageError("--follow needs -n: files are read once")
     source = None if namesrv is None else _cluster_source(namesrv, options)
-    conf = {**format_settings(table_format), **conf}
-    with _pipeline_run("ledger", master, conf, as_json, is_following=not once) as (
-        spark,
-        on_progress,
-        stop,
-    ):
+    run = replace(run, conf={**format_settings(table_format), **run.conf})
+    is_following = interval_s is not None
+    with run.session("ledger", is_following=is_following) as (spark, on_progress, stop):
         from escrowmq.pipeline.ledger.job import run_ledger
 
         result = run_ledger(
@@ -202,16 +261,15 @@ def ledger(
             out,
             source=source,
             paths=paths,
-            interval_s=None if once else interval_s,
+            interval_s=interval_s,
             stop=stop,
             on_progress=on_progress,
             table_format=table_format,
         )
     days = f"{len(result.days)} {'day' if len(result.days) == 1 else 'days'}"
-    _print_outcome(
+    run.print_outcome(
         f"{result.records:,} records read; {days} rebuilt, {result.rows:,} transactions, in {out}",
         {"done": "ledger", "out": out, **asdict(result)},
-        as_json,
     )
 
 
@@ -232,20 +290,14 @@ def archive(
     topics: tuple[str, ...],
     out: str,
     compact: bool,
-    once: bool,
-    interval_s: float,
+    interval_s: float | None,
     options: dict[str, str],
-    master: str | None,
-    conf: dict[str, str],
-    as_json: bool,
+    run: PipelineRun,
 ) -> None:
     """Write each message of topics exactly once, as Parquet by day and hour."""
     source = _cluster_source(namesrv, options)
-    with _pipeline_run("archive", master, conf, as_json, is_following=not once) as (
-        spark,
-        on_progress,
-        stop,
-    ):
+    is_following = interval_s is not None
+    with run.session("archive", is_following=is_following) as (spark, on_progress, stop):
         from escrowmq.pipeline.archive import run_archive
 
         result = run_archive(
@@ -253,15 +305,14 @@ def archive(
             out,
             source=source,
             topics=topics,
-            interval_s=None if once else interval_s,
+            interval_s=interval_s,
             compact=compact,
             stop=stop,
             on_progress=on_progress,
         )
-    _print_outcome(
+    run.print_outcome(
         f"{result.messages:,} messages archived in {out}",
         {"done": "archive", "out": out, **asdict(result)},
-        as_json,
     )
 
 
@@ -271,18 +322,8 @@ def archive(
 )
 @_namesrv_option
 @click.option("--topic", required=True, help="The topic to send to.")
-@click.option(
-    "--since",
-    callback=_parse_time_option,
-    metavar="TIME",
-    help="Only messages stored at this time (UTC) or later.",
-)
-@click.option(
-    "--until",
-    callback=_parse_time_option,
-    metavar="TIME",
-    help="Only messages stored before this time (UTC).",
-)
+@_time_option("--since", "Only messages stored at this time (UTC) or later.")
+@_time_option("--until", "Only messages stored before this time (UTC).")
 @click.option(
     "--where",
     default="",
@@ -313,13 +354,11 @@ def replay(
     rate: int | None,
     name: str,
     at_least_once: bool,
-    master: str | None,
-    conf: dict[str, str],
-    as_json: bool,
+    run: PipelineRun,
 ) -> None:
     """Send the messages of an archive to a topic, each exactly once."""
     check_cluster(namesrv, {})
-    with _pipeline_run("replay", master, conf, as_json) as (spark, on_progress, _):
+    with run.session("replay") as (spark, on_progress, _):
         from escrowmq.pipeline.archive import ReplayRequest, run_replay
 
         request = ReplayRequest(
@@ -331,7 +370,7 @@ def replay(
     text = f"{result.messages:,} messages sent to {topic} by replay {result.name}"
     if result.was_done:
         text = f"replay {result.name} is already done: nothing sent; use a new --name to send again"
-    _print_outcome(text, {"done": "replay", "topic": topic, **asdict(result)}, as_json)
+    run.print_outcome(text, {"done": "replay", "topic": topic, **asdict(result)})
 
 
 # --- reconcile -----------------------------------------------------------------------------------
@@ -382,27 +421,18 @@ REPORT_ROWS: Final = 500
     metavar="GROUP=TOPIC[,TOPIC]",
     help="A consumer group that must have processed these topics.  [from the inboxes]",
 )
-@click.option(
+@_duration_option(
     "--since",
-    type=SinceParam(),
-    default="72h",
-    show_default=True,
-    help="A duration back from now, `all`, or a time (UTC unless it has an offset).",
+    "72h",
+    "A duration back from now, `all`, or a time (UTC unless it has an offset).",
+    SinceParam(),
 )
-@click.option(
+@_duration_option(
     "--grace",
-    type=DurationParam(),
-    default="10m",
-    show_default=True,
-    help="Differences younger than this may still be in progress and do not count.",
+    "10m",
+    "Differences younger than this may still be in progress and do not count.",
 )
-@click.option(
-    "--open-limit",
-    type=DurationParam(),
-    default="1h",
-    show_default=True,
-    help="A transaction that is open for longer is a difference.",
-)
+@_duration_option("--open-limit", "1h", "A transaction that is open for longer is a difference.")
 @click.option(
     "--report", type=click.Path(path_type=Path), help="Write an HTML report to this file."
 )
@@ -518,41 +548,3 @@ def write_report(result: ReconcileResult, path: Path, *, title: str = "Reconcili
         path.write_text(render_html(result.summary, rows, title=title), encoding="utf-8")
     except OSError as error:
         raise ReconcileFailed(f"the report cannot be written: {error}") from error
-
-
-# --- running a pipeline --------------------------------------------------------------------------
-
-
-def _cluster_source(servers: str, options: dict[str, str]) -> ClusterSource:
-    check_cluster(servers, options)
-    from escrowmq.pipeline.job import ClusterSource
-
-    return ClusterSource(servers, options)
-
-
-@contextmanager
-def _pipeline_run(
-    name: str,
-    master: str | None,
-    conf: dict[str, str],
-    as_json: bool,
-    *,
-    is_following: bool = False,
-) -> Iterator[tuple[SparkSession, Any, threading.Event]]:
-    """Provide a Spark session, a callback for progress, and an event that stops the pipeline.
-
-    SIGINT and SIGTERM set the event, so that a pipeline that follows ends after its round.
-    """
-    stop = threading.Event()
-    with progress_output(as_json=as_json) as on_progress:
-        spark = pipeline_session(name, master, conf)
-        for number in (signal.SIGINT, signal.SIGTERM) if is_following else ():
-            signal.signal(number, lambda *_: stop.set())
-        try:
-            yield spark, on_progress, stop
-        finally:
-            spark.stop()
-
-
-def _print_outcome(text: str, content: dict[str, Any], as_json: bool) -> None:
-    click.echo(json.dumps(content) if as_json else text)

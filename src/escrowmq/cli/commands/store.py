@@ -197,7 +197,7 @@ def _matches(
         return False
     if key is None:
         return True
-    _, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
+    _, keys = tags_and_keys(record.topic, record.properties)
     return key.encode() in keys
 
 

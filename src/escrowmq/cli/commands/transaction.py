@@ -19,6 +19,7 @@ from escrowmq.admin.transactions import (
     TransactionView,
     decide_transactions,
     list_transactions,
+    transaction_cursors,
     transaction_histories,
 )
 from escrowmq.cli.options import (
@@ -30,6 +31,8 @@ from escrowmq.cli.options import (
     yes_option,
 )
 from escrowmq.cli.output import (
+    QueryContext,
+    QueryResult,
     TableColumn,
     exit_with_failures,
     field_lines,
@@ -37,11 +40,13 @@ from escrowmq.cli.output import (
     print_json,
     print_lines,
     printable,
+    query_command,
     table_lines,
     terminal_width,
 )
 from escrowmq.clock import SystemClock
 from escrowmq.errors import OutcomeUnknown, TransactionNotFound
+from escrowmq.message import names
 from escrowmq.parsing import format_rough_duration, format_timestamp
 from escrowmq.remoting.bodies import TransactionEntry, TransactionStep
 from escrowmq.remoting.codes import RequestCode
@@ -229,6 +234,68 @@ def listing_json(listing: TransactionListing) -> dict[str, Any]:
     }
 
 
+# --- cursors -------------------------------------------------------------------------------------
+
+
+@transaction.command()
+@query_command
+def cursors(query: QueryContext) -> None:
+    """Show how far each broker is with its half queue and its op queue.
+
+    Every half before the half cursor is decided, and every op before the op cursor is about such a
+    half. RocketMQ keeps both as offsets of the group CID_RMQ_SYS_TRANS.
+    """
+    query.show(list_cursors)
+
+
+_CURSOR_COLUMNS: Final = (
+    TableColumn("BROKER"),
+    TableColumn("QUEUE", can_shrink=True),
+    TableColumn("CURSOR", is_number=True),
+    TableColumn("END", is_number=True),
+    TableColumn("FIRST OPEN", is_number=True),
+    TableColumn("OPEN", is_number=True),
+    TableColumn("STRANDED", is_number=True),
+    TableColumn("NEXT CHECK"),
+)
+
+
+def list_cursors(cluster: Cluster) -> QueryResult:
+    content = [
+        {
+            "broker": broker.name,
+            "half": {
+                "topic": names.HALF_TOPIC,
+                "cursor": queues.half_cursor,
+                "end": queues.half_end,
+                "first_open": queues.first_open,
+            },
+            "op": {"topic": names.OP_TOPIC, "cursor": queues.op_cursor, "end": queues.op_end},
+            "open": queues.open,
+            "stranded": queues.stranded,
+            "next_due": None if queues.next_due is None else format_timestamp(queues.next_due),
+        }
+        for broker, queues in transaction_cursors(cluster)
+    ]
+    return content, _cursor_lines(content)
+
+
+def _cursor_lines(content: list[dict[str, Any]]) -> Iterator[str]:
+    def text(value: object) -> str:
+        return "-" if value is None else str(value)
+
+    rows: list[tuple[str, ...]] = []
+    for row in content:
+        half, op = row["half"], row["op"]
+        broker = printable(row["broker"])
+        open_halves = (half["first_open"], row["open"], row["stranded"], row["next_due"])
+        half_queue = (broker, half["topic"], str(half["cursor"]), str(half["end"]))
+        op_queue = (broker, op["topic"], str(op["cursor"]), str(op["end"]))
+        rows.append((*half_queue, *map(text, open_halves)))
+        rows.append((*op_queue, *[""] * len(open_halves)))
+    return table_lines(_CURSOR_COLUMNS, rows, terminal_width())
+
+
 # --- show and explain ----------------------------------------------------------------------------
 
 
@@ -292,6 +359,16 @@ def history_json(view: TransactionView) -> dict[str, Any]:
                 "who": step.who,
                 "reason": step.reason,
                 "detail": step.detail,
+                "records": [
+                    {
+                        "kind": record.kind,
+                        "topic": record.topic,
+                        "queue_id": record.queue_id,
+                        "queue_offset": record.queue_offset,
+                        "log_offset": record.log_offset,
+                    }
+                    for record in step.records
+                ],
             }
             for step in history.steps
         ],
@@ -313,13 +390,19 @@ def _field_text(value: object) -> str:
     return "" if value is None else printable(str(value))
 
 
-_STEP_LABELS: Final = {"asked": "checked", "unknown": "answered", "appended_again": "moved"}
+_STEP_LABELS: Final = {
+    "asked": "checked",
+    "unknown": "answered",
+    "unknown_at_send": "undecided",
+    "appended_again": "moved",
+}
 
 
 def history_lines(view: TransactionView) -> Iterator[str]:
     """Yield what happened to a transaction, one line per step, then why it waits and what is next.
 
     2026-01-01T00:00:00.000Z  parked          3 messages; sent from 10.0.0.7:52110
+                                half: RMQ_SYS_TRANS_HALF_TOPIC queue 0 offset 17, log offset 4711
     """
     entry = view.history.transaction
     transaction_id = printable(entry.transaction_id)
@@ -331,6 +414,11 @@ def history_lines(view: TransactionView) -> Iterator[str]:
         time = format_timestamp(step.at) if step.at else f"{'(time unknown)':<24}"
         label = _STEP_LABELS.get(step.what, step.what)
         yield f"  {time}  {label:<14}  {printable(_step_text(step))}"
+        for record in step.records:
+            yield (
+                f"{'':<28}{record.kind}: {printable(record.topic)} queue {record.queue_id} "
+                f"offset {record.queue_offset}, log offset {record.log_offset}"
+            )
     if view.history.pending_because:
         yield f"why:   {printable(view.history.pending_because)}"
     yield f"next:  {_next_step_text(entry, transaction_id)}"
@@ -343,10 +431,16 @@ def _step_text(step: TransactionStep) -> str:
         case "asked":
             return f"asked {step.who} ({step.detail})"
         case "unknown":
-            return f"{step.who} does not know yet ({step.detail})"
-    reason = f': "{step.reason}"' if step.reason else ""
+            return f"{step.who} does not know yet ({step.detail}){_quoted(step.reason)}"
+        case "unknown_at_send":
+            return f"{step.who} does not know yet, after its send{_quoted(step.reason)}"
+    reason = _quoted(step.reason)
     detail = f"; {step.detail}" if step.detail else ""
     return f"by {step.who or 'an unknown operator'}{reason}{detail}"
+
+
+def _quoted(reason: str) -> str:
+    return f': "{reason}"' if reason else ""
 
 
 def _next_step_text(entry: TransactionEntry, transaction_id: str) -> str:

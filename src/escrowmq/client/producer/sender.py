@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 
 from escrowmq.client.heartbeat import ProducerHeartbeat
 from escrowmq.client.messages import Message, MessageQueue, SendResult, SendStatus
-from escrowmq.client.routes import DEFAULT_QUEUE_COUNT, Route, Routes
+from escrowmq.client.routes import DEFAULT_QUEUE_COUNT, Routes
+from escrowmq.client.topic_route import Route
 from escrowmq.clock import Clock, epoch_ms
 from escrowmq.errors import (
     EscrowError,

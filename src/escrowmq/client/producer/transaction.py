@@ -32,6 +32,8 @@ from escrowmq.remoting.headers import EndTransaction, EndTransactions
 
 log = logging.getLogger(__name__)
 
+_REMARK_LENGTH_MAX: Final = 500
+
 END_ATTEMPTS: Final = 4
 RETRY_PAUSE_S: Final = 0.2  # after the first attempt; doubled each time
 _RETRIABLE_CODES: Final = (
@@ -119,24 +121,24 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> bool:
         try:
-            return await self._end_block(exc_type)
+            return await self._end_block(error)
         finally:
             self._close_span(error)
 
-    async def _end_block(self, exc_type: type[BaseException] | None) -> bool:
+    async def _end_block(self, error: BaseException | None) -> bool:
         """End the transaction. Return whether the exception is handled."""
         if self.outcome is not None:
             return False  # end() was called inside the block
-        if exc_type is None:
+        if error is None:
             await self.end(Verdict.COMMIT)
-        elif issubclass(exc_type, Rollback):
-            await self.end(Verdict.ROLLBACK)
+        elif isinstance(error, Rollback):
+            await self.end(Verdict.ROLLBACK, remark=describe_error(error))
             return True
         elif self._on_error is not Verdict.UNKNOWN:
-            await self.end(self._on_error)
+            await self.end(self._on_error, remark=describe_error(error))
         else:
             self.outcome = TransactionOutcome(
-                Verdict.UNKNOWN, False, f"the block raised {exc_type.__name__}"
+                Verdict.UNKNOWN, False, f"the block raised {type(error).__name__}"
             )
         return False
 
@@ -165,6 +167,7 @@ class Transaction:
     async def end(self, verdict: Verdict, *, remark: str = "") -> TransactionOutcome:
         """Commit or roll back now; the end of the block then does nothing.
 
+        The broker keeps the remark of a rollback or an UNKNOWN for operators, up to 200 characters.
         The outcome is not acknowledged if a broker did not respond; a check decides there. Raises
         TransactionConflict if the transaction was decided otherwise, by a check or an operator,
         and RequestRefused if a broker does not know a half message.
@@ -182,6 +185,13 @@ class Transaction:
             state = self.outcome.state if self.outcome is not None else "open"
             self._span.end({"escrowmq.transaction.state": state}, error)
             self._span = None
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the remark that tells the broker's operators why a transaction was rolled back."""
+    text = str(error) if isinstance(error, Rollback) else repr(error)
+    # A request must be valid UTF-8, and its header short, whatever the error says.
+    return text[:_REMARK_LENGTH_MAX].encode("utf-8", "replace").decode()
 
 
 # --- end requests --------------------------------------------------------------------------------
@@ -268,7 +278,7 @@ class TransactionEnder:
             try:
                 connection = await self._connect(queue, attempt > 0)
                 is_escrowmq = await self._is_escrowmq(connection)
-                await self._send_ends(connection, remaining, verdict, is_escrowmq)
+                await self._send_ends(connection, remaining, verdict, is_escrowmq, remark)
                 return EndResult()
             except TransportError as error:
                 failure = f"{queue.broker}: {error}"
@@ -295,23 +305,28 @@ class TransactionEnder:
         remaining: list[SendResult],
         verdict: Verdict,
         is_escrowmq: bool,
+        remark: str,
     ) -> None:
         """End the remaining halves. Acknowledged ones are removed from the list."""
         if is_escrowmq and len(remaining) > 1:
-            reply = await self._send_together(connection, remaining, verdict)
+            reply = await self._send_together(connection, remaining, verdict, remark)
             if reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 _raise_for_code(reply)
                 return
         while remaining:
             fields = self.end_header(remaining[0], verdict)
             reply = await connection.call(
-                RequestCode.END_TRANSACTION, fields, timeout_s=self._timeout_s
+                RequestCode.END_TRANSACTION, fields, timeout_s=self._timeout_s, remark=remark
             )
             _raise_for_code(reply)
             del remaining[0]  # so that a further attempt does not end it twice
 
     async def _send_together(
-        self, connection: ClientConnection, halves: Sequence[SendResult], verdict: Verdict
+        self,
+        connection: ClientConnection,
+        halves: Sequence[SendResult],
+        verdict: Verdict,
+        remark: str,
     ) -> Reply:
         fields = EndTransactions(producer_group=self._group, commit_or_rollback=int(verdict))
         positions = [(half.queue_offset, decode_offset_id(half.offset_id)[1]) for half in halves]
@@ -320,6 +335,7 @@ class TransactionEnder:
             fields,
             encode_body(HalfPositions(halves=positions)),
             timeout_s=self._timeout_s,
+            remark=remark,
         )
 
     def end_header(self, half: SendResult, verdict: Verdict) -> EndTransaction:

@@ -69,6 +69,9 @@ LEDGER_SCHEMA: Final = StructType(
         StructField("decided_at", TimestampType()),
         StructField("decided_by", StringType()),
         StructField("decision_ms", LongType()),  # from parked to decided
+        # What its producer, an operator or the broker said: why it is rolled back or stranded, or
+        # why its producer does not know yet.
+        StructField("reason", StringType()),
         StructField("finals", ArrayType(FINAL_TYPE)),
         StructField("visible_ms", LongType()),  # from decided to visible to consumers
         StructField("day", DateType()),  # of parked_at
@@ -76,7 +79,7 @@ LEDGER_SCHEMA: Final = StructType(
 )
 EVENT_COLUMNS: Final = (
     *("kind", "broker", "half_offset", "log_offset", "at", "message_id", "marker_id"),
-    *("group", "topic", "checks", "step", "verdict", "who", "born_host"),
+    *("group", "topic", "checks", "step", "verdict", "who", "reason", "born_host"),
 )
 FINAL_COLUMNS: Final = (
     *("topic", "broker", "queue_id", "queue_offset", "message_id", "store_time"),
@@ -157,7 +160,10 @@ def _group_by_half(events: DataFrame) -> DataFrame:
     )
     # Several records can decide the same half. The last one in the log is valid. The log offset is
     # the first field, so max() of the structs finds it.
-    last_decision = F.struct("log_offset", verdict.alias("verdict"), "at", "who", "born_host")
+    last_decision = F.struct(
+        "log_offset", verdict.alias("verdict"), "at", "who", "reason", "born_host"
+    )
+    said_unknown = is_check & F.col("step").isin("unknown", "unknown_at_send")
     # RocketMQ keeps no journal of checks. It appends the half again and counts in its properties.
     was_counted = is_half & (F.col("checks") > 0)
     checked_at = F.when(was_checked | was_counted, F.col("at"))
@@ -171,6 +177,7 @@ def _group_by_half(events: DataFrame) -> DataFrame:
         F.max(checked_at).alias("last_check"),
         F.max(F.when(was_checked | was_counted, F.col("checks"))).alias("checks"),
         F.max(F.when(verdict.isNotNull(), last_decision)).alias("last_decision"),
+        F.max_by("reason", F.when(said_unknown, F.col("log_offset"))).alias("last_remark"),
     )
     # Without a time of parking, the half itself is older than the records that were read.
     rows = rows.where("parked_at is not null")
@@ -224,6 +231,7 @@ def _group_by_message(halves: DataFrame) -> DataFrame:
             "answered_by"
         ),
         F.when(verdict == COMMITTED, F.col("visible_at")).alias("visible_at"),
+        F.col("last_decision.reason").alias("reason"),
     )
     newest_verdict = F.max_by(
         F.coalesce(verdict, F.lit(OPEN)), F.struct("parked_at", "half_offset")
@@ -238,6 +246,12 @@ def _group_by_message(halves: DataFrame) -> DataFrame:
         F.bool_or(F.coalesce(is_committed, F.lit(False))).alias("is_committed"),
         F.bool_or(F.coalesce(verdict == ROLLED_BACK, F.lit(False))).alias("is_rolled_back"),
         newest_verdict.alias("newest_verdict"),
+        F.max_by(
+            F.when(verdict == STRANDED, F.col("last_decision.reason")).otherwise(
+                F.col("last_remark")
+            ),
+            F.struct("parked_at", "half_offset"),
+        ).alias("open_reason"),
         F.min(F.when(is_committed, decision)).alias("commit"),
         F.max(F.when(is_decided & not_committed, decision)).alias("rollback"),
     )
@@ -252,7 +266,10 @@ def _group_by_message(halves: DataFrame) -> DataFrame:
     message_decision = F.when(F.col("is_committed"), F.col("commit")).when(
         F.col("outcome") == ROLLED_BACK, F.col("rollback")
     )
-    return rows.withColumn("outcome", outcome).withColumn("decision", message_decision)
+    rows = rows.withColumn("outcome", outcome).withColumn("decision", message_decision)
+    is_undecided = F.col("outcome").isin(OPEN, STRANDED)
+    reason = F.when(is_undecided, F.col("open_reason")).otherwise(F.col("decision.reason"))
+    return rows.withColumn("reason", reason)
 
 
 # --- transactions --------------------------------------------------------------------------------
@@ -264,7 +281,7 @@ def _group_by_transaction(messages: DataFrame) -> DataFrame:
     # Clocks of brokers differ, so the difference can be negative.
     visible_ms = F.when(visible_after_ms.isNotNull(), F.greatest(F.lit(0), visible_after_ms))
     rows = messages.groupBy("transaction_id").agg(
-        *(F.max(name).alias(name) for name in ("marker_id", "group", "last_check")),
+        *(F.max(name).alias(name) for name in ("marker_id", "group", "last_check", "reason")),
         *(F.min(name).alias(name) for name in ("parked_at", "first_check")),
         F.sort_array(F.collect_set("topic")).alias("topics"),
         F.count("*").alias("messages"),

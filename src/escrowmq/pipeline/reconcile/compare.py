@@ -16,7 +16,8 @@ yet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -98,6 +99,25 @@ def findings(ledger: DataFrame, inputs: ReconcileInputs, limits: ReconcileLimits
         "sent",
         "received",
     )
+
+
+def booking_totals(
+    ledger: DataFrame, inputs: ReconcileInputs, limits: ReconcileLimits
+) -> dict[str, Decimal]:
+    """Return the sum of the amounts of each side, `sent` and `received`, that has amounts.
+
+    They are those of the transactions that are compared: a booking counts if its transaction is in
+    the window. Shuffles as `join_inputs()` without an inbox.
+    """
+    books = {"sent": inputs.sent, "received": inputs.received}
+    sides = [
+        name for name, frame in books.items() if frame is not None and "amount" in frame.columns
+    ]
+    if not sides:
+        return {}
+    joined = join_inputs(ledger, replace(inputs, inbox=None), limits)
+    totals = joined.agg(*(F.sum(side).alias(side) for side in sides)).collect()[0]
+    return {side: totals[side] or Decimal(0) for side in sides}
 
 
 def producer_groups(markers: DataFrame) -> list[str]:

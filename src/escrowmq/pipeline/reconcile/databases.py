@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -166,7 +167,10 @@ class Database(Protocol):
     """
 
     def fetch(self, query: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a query with few rows, at most MAX_RANGES."""
+        """Return the rows of a query with few rows, at most MAX_RANGES, in any order.
+
+        Over JDBC the query becomes a derived table, and MariaDB ignores ORDER BY in one.
+        """
 
     def columns(self, query: str) -> list[str]:
         """Return the names of the columns of a query, in lower case."""
@@ -184,15 +188,16 @@ def range_boundaries(spark: SparkSession, database: Database, query: str, key: s
     If the key has no index, each range scans the whole table. So there are only as many ranges as
     keep the cores busy. Rows come from a cursor, so a large range needs no memory.
     """
-    rows = int(database.fetch(f"SELECT count(*) AS n FROM ({query}) q")[0][0])
+    row_count = int(database.fetch(f"SELECT count(*) AS n FROM ({query}) q")[0][0])
     ranges = min(MAX_RANGES, RANGES_PER_CORE * _core_count(spark))
-    step = max(ROWS_PER_RANGE, -(-rows // ranges))
-    if rows <= step:
+    step = max(ROWS_PER_RANGE, -(-row_count // ranges))
+    if row_count <= step:
         return []
     numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM ({query}) q"
-    keys = database.fetch(f"SELECT k FROM ({numbered}) p WHERE n % {step:d} = 0 ORDER BY n")
+    rows = database.fetch(f"SELECT n, k FROM ({numbered}) p WHERE n % {step:d} = 0")
+    boundaries = [key for _, key in sorted(rows, key=itemgetter(0))]
     # The same key can occur at several steps; ranges must not be empty.
-    return [key for key in dict.fromkeys(row[0] for row in keys) if key is not None]
+    return [key for key in dict.fromkeys(boundaries) if key is not None]
 
 
 def _core_count(spark: SparkSession) -> int:

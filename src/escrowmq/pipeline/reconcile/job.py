@@ -6,7 +6,8 @@
         result.differences.show()
 
 The summary has a fixed size, however long the ledger is. It takes two passes over a few columns of
-the ledger: one for its extent, one for a small table of counts from which all charts are made.
+the ledger: one for its extent, one for a small table of counts from which all charts are made. If
+the books have amounts, a third pass sums those of the compared transactions.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from escrowmq.pipeline.reconcile.compare import (
     TAKEN_ONCE,
     ReconcileInputs,
     ReconcileLimits,
+    booking_totals,
     consumer_topics,
     findings,
     ledger_window,
@@ -268,10 +270,8 @@ def summarize(
     if inputs.groups:
         summary.not_compared = all_groups.count() - summary.transactions
     _add_counts(summary, rows)
-    for name, bookings in (("sent", inputs.sent), ("received", inputs.received)):
-        if bookings is not None and "amount" in bookings.columns:
-            total = bookings.agg(F.sum("amount")).collect()[0][0]
-            summary.sums[name] = str(total or 0)
+    totals = booking_totals(ledger, inputs, limits)
+    summary.sums = {side: str(total) for side, total in totals.items()}
     return summary
 
 

@@ -17,20 +17,20 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /**
- * Apache's mqadmin, many commands in one process; compiles against 4.9.7 and 5.5.0.
+ * Runs many commands of Apache's mqadmin in one process. Compiles with 4.9.7 and with 5.5.0.
  *
  * <pre>Admin NAMESRV</pre>
  *
- * Reads one command per line, its words between tabs, and answers each with one line: what it
- * printed, as a JSON string. Besides mqadmin's own there are a few for clients that mqadmin looks
- * at: produce, consume, got, close.
+ * Reads one command per line, with arguments separated by tabs, and prints one line for each: the
+ * output of the command as a JSON string. Additional commands control clients that mqadmin can
+ * inspect: produce, consume, received, close.
  */
 public final class Admin {
-    private static final int PATIENCE_MS = 30_000; // the machine may be busy
+    private static final int SEND_TIMEOUT_MS = 30_000; // the machine may be busy
 
     private final String namesrv;
-    private final List<Runnable> endings = new ArrayList<>();
-    private final List<String> got = new ArrayList<>();
+    private final List<Runnable> shutdowns = new ArrayList<>();
+    private final List<String> receivedBodies = new ArrayList<>();
     private DefaultMQProducer producer;
 
     private Admin(String namesrv) {
@@ -39,75 +39,75 @@ public final class Admin {
 
     public static void main(String[] arguments) throws Exception {
         Admin admin = new Admin(arguments[0]);
-        PrintStream told = new PrintStream(System.out, true, "UTF-8");
-        BufferedReader asked =
+        PrintStream output = new PrintStream(System.out, true, "UTF-8");
+        BufferedReader input =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = asked.readLine(); line != null; line = asked.readLine()) {
-            told.println(quoted(admin.captured(line.split("\t", -1))));
+        for (String line = input.readLine(); line != null; line = input.readLine()) {
+            output.println(quoted(admin.runAndCapture(line.split("\t", -1))));
         }
         System.exit(0);
     }
 
-    private String captured(String[] words) throws Exception {
+    private String runAndCapture(String[] command) throws Exception {
         PrintStream out = System.out;
         PrintStream err = System.err;
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-        PrintStream both = new PrintStream(bytes, true, "UTF-8");
-        System.setOut(both);
-        System.setErr(both);
+        PrintStream captured = new PrintStream(bytes, true, "UTF-8");
+        System.setOut(captured);
+        System.setErr(captured);
         try {
-            run(words);
+            run(command);
         } catch (Throwable error) {
-            error.printStackTrace(both);
+            error.printStackTrace(captured);
         } finally {
             System.setOut(out);
             System.setErr(err);
         }
-        both.flush();
+        captured.flush();
         return bytes.toString("UTF-8");
     }
 
-    private void run(String[] words) throws Exception {
-        switch (words[0]) {
+    private void run(String[] command) throws Exception {
+        switch (command[0]) {
             case "produce":
-                produce(words[1], words[2], Integer.parseInt(words[3]));
+                produce(command[1], command[2], Integer.parseInt(command[3]));
                 break;
             case "consume":
-                consume(words[1], words[2]);
+                consume(command[1], command[2]);
                 break;
-            case "got":
-                synchronized (got) {
-                    System.out.print(String.join("\n", got));
+            case "received":
+                synchronized (receivedBodies) {
+                    System.out.print(String.join("\n", receivedBodies));
                 }
                 break;
             case "close":
-                endings.forEach(Runnable::run);
-                endings.clear();
+                shutdowns.forEach(Runnable::run);
+                shutdowns.clear();
                 producer = null;
                 break;
             default:
-                MQAdminStartup.main0(words, null);
+                MQAdminStartup.main0(command, null);
         }
     }
 
-    /** Messages over all queues, with a key and a tag each; the producer stays, and traces. */
+    /** Sends messages with keys and tags to all queues. The producer traces and stays connected. */
     private void produce(String group, String topic, int count) throws Exception {
         if (producer == null) {
             producer = new DefaultMQProducer(group, null, true, null);
             producer.setNamesrvAddr(namesrv);
-            producer.setSendMsgTimeout(PATIENCE_MS);
+            producer.setSendMsgTimeout(SEND_TIMEOUT_MS);
             producer.start();
-            endings.add(producer::shutdown);
+            shutdowns.add(producer::shutdown);
         }
         for (int number = 0; number < count; number++) {
             byte[] body = ("message-" + number).getBytes(StandardCharsets.UTF_8);
             Message message = new Message(topic, "tag", "key-" + number, body);
-            SendResult sent =
+            SendResult result =
                 producer.send(message, (queues, m, n) -> queues.get((Integer) n % queues.size()),
                     number);
             System.out.println(
-                number + " " + sent.getMsgId() + " " + sent.getOffsetMsgId() + " "
-                    + sent.getMessageQueue().getQueueId() + " " + sent.getQueueOffset());
+                number + " " + result.getMsgId() + " " + result.getOffsetMsgId() + " "
+                    + result.getMessageQueue().getQueueId() + " " + result.getQueueOffset());
         }
     }
 
@@ -119,15 +119,15 @@ public final class Admin {
         consumer.setPersistConsumerOffsetInterval(500);
         consumer.subscribe(topic, "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            synchronized (got) {
+            synchronized (receivedBodies) {
                 for (MessageExt message : messages) {
-                    got.add(new String(message.getBody(), StandardCharsets.UTF_8));
+                    receivedBodies.add(new String(message.getBody(), StandardCharsets.UTF_8));
                 }
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        endings.add(consumer::shutdown);
+        shutdowns.add(consumer::shutdown);
     }
 
     private static String quoted(String text) {

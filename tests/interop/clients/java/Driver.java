@@ -39,21 +39,22 @@ import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.RPCHook;
 
 /**
- * Apache's Java client, put through one scenario; compiles against 4.9.7 and 5.5.0.
+ * Runs a scenario with Apache's Java client. Compiles with 4.9.7 and with 5.5.0.
  *
  * <pre>Driver NAMESRV TOPIC GROUP SCENARIO</pre>
  *
- * Tells on standard output, one JSON object per line, what was sent and what arrived. It judges
- * nothing: whoever started it knows what should have come.
+ * Prints an event as a line of JSON for each message that it sends or receives. The test that
+ * started it checks these events.
  */
 public final class Driver {
-    private static final long PATIENCE_MS = 30_000;
-    private static final long LINGER_MS = 700; // for what should not come at all
-    private static final long NOT_ASKED_MS = 4_000; // longer than any half is left alone
+    private static final long TIMEOUT_MS = 30_000;
+    // Only time can show that nothing more arrives: a message, or a check of a half.
+    private static final long NO_MORE_MESSAGES_MS = 700;
+    private static final long NO_MORE_CHECKS_MS = 4_000; // longer than the immunity of any half
     private static final int MESSAGES = 8;
-    private static final int API_MS = 20_000; // a first TLS handshake takes Java seconds
-    // Signs every request, if the environment says for which account.
-    private static final RPCHook HOOK = System.getenv("INTEROP_ACCESS_KEY") == null ? null
+    private static final int API_TIMEOUT_MS = 20_000; // the first TLS handshake takes seconds
+    // Signs every request if the environment has an account.
+    private static final RPCHook ACL_HOOK = System.getenv("INTEROP_ACCESS_KEY") == null ? null
         : new AclClientRPCHook(new SessionCredentials(
             System.getenv("INTEROP_ACCESS_KEY"), System.getenv("INTEROP_SECRET_KEY")));
 
@@ -61,16 +62,16 @@ public final class Driver {
         void run() throws Exception;
     }
 
-    /** What to do with a message: true says it was consumed. */
-    private interface Taste {
-        boolean isFine(MessageExt message);
+    /** Handles a message and returns whether it was consumed. */
+    private interface Handler {
+        boolean handle(MessageExt message);
     }
 
     private final String namesrv;
     private final String topic;
     private final String group;
-    private final List<Runnable> endings = new ArrayList<>();
-    private final AtomicInteger arrived = new AtomicInteger();
+    private final List<Runnable> shutdowns = new ArrayList<>();
+    private final AtomicInteger receivedCount = new AtomicInteger();
     private final Map<String, Scenario> scenarios = new LinkedHashMap<>();
 
     private Driver(String namesrv, String topic, String group) {
@@ -114,321 +115,320 @@ public final class Driver {
         int code = 0;
         try {
             driver.scenarios.get(args[3]).run();
-            for (Runnable ending : driver.endings) {
-                ending.run();
-            }
-            say("done");
+            driver.shutdowns.forEach(Runnable::run);
+            report("done");
         } catch (Throwable error) {
-            say("failed", "why", error.toString());
+            report("failed", "reason", error.toString());
             error.printStackTrace();
             code = 1;
         }
         System.exit(code);
     }
 
-    // Producing.
+    // Producers.
 
     private void sync() throws Exception {
-        take(pusher("1", "*"), message -> true);
+        consume(pushConsumer("1", "*"), message -> true);
         DefaultMQProducer producer = producer();
         for (int i = 0; i < MESSAGES; i++) {
-            told("sync-" + i, producer.send(message("sync-" + i)));
+            reportSent("sync-" + i, producer.send(message("sync-" + i)));
         }
-        await(MESSAGES);
+        awaitMessages(MESSAGES);
     }
 
-    /** The topic is one that nobody created. A consumer that came before it would find none. */
+    /** The first message creates the topic. A consumer that started earlier would have no route. */
     private void autoCreate() throws Exception {
         DefaultMQProducer producer = producer();
         for (int i = 0; i < MESSAGES; i++) {
-            told("sync-" + i, producer.send(message("sync-" + i)));
+            reportSent("sync-" + i, producer.send(message("sync-" + i)));
         }
-        take(pusher("1", "*"), message -> true);
-        await(MESSAGES);
+        consume(pushConsumer("1", "*"), message -> true);
+        awaitMessages(MESSAGES);
     }
 
     private void async() throws Exception {
-        take(pusher("1", "*"), message -> true);
+        consume(pushConsumer("1", "*"), message -> true);
         DefaultMQProducer producer = producer();
-        CountDownLatch answered = new CountDownLatch(MESSAGES);
+        CountDownLatch responses = new CountDownLatch(MESSAGES);
         for (int i = 0; i < MESSAGES; i++) {
             String body = "async-" + i;
             producer.send(message(body), new SendCallback() {
                 @Override
                 public void onSuccess(SendResult result) {
-                    told(body, result);
-                    answered.countDown();
+                    reportSent(body, result);
+                    responses.countDown();
                 }
 
                 @Override
                 public void onException(Throwable error) {
-                    say("sent", "body", body, "status", error.toString());
-                    answered.countDown();
+                    report("sent", "body", body, "status", error.toString());
+                    responses.countDown();
                 }
             });
         }
-        answered.await(PATIENCE_MS, TimeUnit.MILLISECONDS);
-        await(MESSAGES);
+        responses.await(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+        awaitMessages(MESSAGES);
     }
 
     private void oneway() throws Exception {
-        take(pusher("1", "*"), message -> true);
+        consume(pushConsumer("1", "*"), message -> true);
         DefaultMQProducer producer = producer();
         for (int i = 0; i < MESSAGES; i++) {
             producer.sendOneway(message("oneway-" + i));
         }
-        await(MESSAGES);
+        awaitMessages(MESSAGES);
     }
 
     private void batch() throws Exception {
-        take(pusher("1", "*"), message -> true);
+        consume(pushConsumer("1", "*"), message -> true);
         List<Message> messages = new ArrayList<>();
         for (int i = 0; i < MESSAGES; i++) {
             messages.add(message("batch-" + i));
         }
         SendResult result = producer().send(messages);
-        say("sent", "body", "", "status", status(result),
+        report("sent", "body", "", "status", status(result),
             "ids", result.getMsgId().split(",").length);
-        await(MESSAGES);
+        awaitMessages(MESSAGES);
     }
 
     private void big() throws Exception {
-        take(pusher("1", "*"), message -> true);
+        consume(pushConsumer("1", "*"), message -> true);
         DefaultMQProducer producer = producer();
         producer.setCompressMsgBodyOverHowmuch(4096);
         for (int size : new int[] {4095, 4097, 100_000}) {
             String body = text(size);
-            told(body, producer.send(message(body)));
+            reportSent(body, producer.send(message(body)));
         }
-        await(3);
+        awaitMessages(3);
     }
 
     private void delay() throws Exception {
-        take(pusher("1", "*"), message -> true);
+        consume(pushConsumer("1", "*"), message -> true);
         DefaultMQProducer producer = producer();
         for (int i = 0; i < 3; i++) {
-            Message late = message("delay-" + i);
-            late.setDelayTimeLevel(1);
-            told("delay-" + i, producer.send(late));
+            Message delayed = message("delay-" + i);
+            delayed.setDelayTimeLevel(1);
+            reportSent("delay-" + i, producer.send(delayed));
         }
-        await(3);
+        awaitMessages(3);
     }
 
-    /** Only 5.x has it; found by name, because 4.9.7 must compile this too. */
+    /** Uses methods that only 5.5.0 has, by reflection, because 4.9.7 has to compile this too. */
     private void timed() throws Exception {
-        take(pusher("1", "*"), message -> true);
+        consume(pushConsumer("1", "*"), message -> true);
         DefaultMQProducer producer = producer();
-        Message[] late = {message("after"), message("at"), message("seconds")};
-        set(late[0], "setDelayTimeMs", 1_500);
-        set(late[1], "setDeliverTimeMs", System.currentTimeMillis() + 1_500);
-        set(late[2], "setDelayTimeSec", 2);
-        for (Message message : late) {
-            told(body(message), producer.send(message));
+        Message[] delayed = {message("after"), message("at"), message("seconds")};
+        set(delayed[0], "setDelayTimeMs", 1_500);
+        set(delayed[1], "setDeliverTimeMs", System.currentTimeMillis() + 1_500);
+        set(delayed[2], "setDelayTimeSec", 2);
+        for (Message message : delayed) {
+            reportSent(body(message), producer.send(message));
         }
-        await(late.length);
+        awaitMessages(delayed.length);
     }
 
-    // Consuming.
+    // Consumers.
 
     private void tags() throws Exception {
-        take(pusher("1", "red || green"), message -> true);
+        consume(pushConsumer("1", "red || green"), message -> true);
         DefaultMQProducer producer = producer();
         for (String tag : new String[] {"blue", "red", "", "green", "redder"}) {
             Message message = message("tagged-" + tag);
             message.setTags(tag);
-            told(body(message), producer.send(message));
+            reportSent(body(message), producer.send(message));
         }
-        await(2);
+        awaitMessages(2);
     }
 
     private void sql() throws Exception {
-        DefaultMQPushConsumer consumer = pusher("1", "*");
+        DefaultMQPushConsumer consumer = pushConsumer("1", "*");
         consumer.subscribe(topic, MessageSelector.bySql(
             "(price > 10 AND colour IN ('red', 'it''s')) OR (TAGS = 'vip' AND price IS NULL)"));
-        take(consumer, message -> true);
+        consume(consumer, message -> true);
         DefaultMQProducer producer = producer();
-        String[][] wanted = {{"11", "red", "t"}, {"10", "red", "t"}, {"11", "blue", "t"},
+        String[][] rows = {{"11", "red", "t"}, {"10", "red", "t"}, {"11", "blue", "t"},
             {"12", "it's", "t"}, {null, "red", "vip"}, {"11.5", "red", "t"}, {null, "red", "t"}};
-        for (String[] one : wanted) {
-            Message message = message("sql-" + one[0] + "/" + one[1] + "/" + one[2]);
-            message.setTags(one[2]);
-            if (one[0] != null) {
-                message.putUserProperty("price", one[0]);
+        for (String[] row : rows) {
+            Message message = message("sql-" + row[0] + "/" + row[1] + "/" + row[2]);
+            message.setTags(row[2]);
+            if (row[0] != null) {
+                message.putUserProperty("price", row[0]);
             }
-            message.putUserProperty("colour", one[1]);
-            told(body(message), producer.send(message));
+            message.putUserProperty("colour", row[1]);
+            reportSent(body(message), producer.send(message));
         }
-        await(3);
+        awaitMessages(3);
     }
 
     private void sqlRefused() throws Exception {
-        DefaultMQPushConsumer consumer = pusher("1", "*");
+        DefaultMQPushConsumer consumer = pushConsumer("1", "*");
         consumer.subscribe(topic, MessageSelector.bySql("price > > 10"));
         try {
-            take(consumer, message -> true);
+            consume(consumer, message -> true);
         } catch (MQClientException error) {
-            say("refused", "code", error.getResponseCode(), "why", error.getMessage());
+            report("refused", "code", error.getResponseCode(), "reason", error.getMessage());
         }
     }
 
     private void orderly() throws Exception {
         AtomicInteger running = new AtomicInteger();
-        takeInOrder(pusher("1", "*"), message -> {
-            if (running.incrementAndGet() > 4) { // four queues, so never more than four
-                say("failed", "why", "a queue was consumed twice at a time");
+        consumeInOrder(pushConsumer("1", "*"), message -> {
+            if (running.incrementAndGet() > 4) { // there are four queues
+                report("failed", "reason", "a queue was consumed by two threads at a time");
             }
-            nap(5);
+            sleep(5);
             running.decrementAndGet();
-            // Once, in the middle of its queue: nothing may overtake it.
+            // Fails once, in the middle of its queue: no message may overtake it.
             return !(body(message).equals("1/2") && message.getReconsumeTimes() == 0);
         });
         DefaultMQProducer producer = producer();
         for (int step = 0; step < 6; step++) {
             for (int order = 0; order < 3; order++) {
                 String body = order + "/" + step;
-                told(body, producer.send(message(body), (queues, message, which) ->
-                    queues.get((Integer) which % queues.size()), order));
+                reportSent(body, producer.send(message(body), (queues, message, key) ->
+                    queues.get((Integer) key % queues.size()), order));
             }
         }
-        await(3 * 6 + 1);
+        awaitMessages(3 * 6 + 1);
     }
 
     private void orderlyDlq() throws Exception {
-        DefaultMQPushConsumer consumer = pusher("1", "*");
+        DefaultMQPushConsumer consumer = pushConsumer("1", "*");
         consumer.setMaxReconsumeTimes(1);
-        takeInOrder(consumer, message -> !body(message).equals("bad"));
+        consumeInOrder(consumer, message -> !body(message).equals("bad"));
         DefaultMQProducer producer = producer();
         for (String body : new String[] {"bad", "good"}) {
-            told(body, producer.send(message(body), (queues, message, which) -> queues.get(0), 0));
+            reportSent(body,
+                producer.send(message(body), (queues, message, key) -> queues.get(0), 0));
         }
-        await(3);
+        awaitMessages(3);
         drain("%DLQ%" + group, 1);
     }
 
     private void broadcast() throws Exception {
-        for (String by : new String[] {"1", "2"}) {
-            DefaultMQPushConsumer consumer = pusher(by, "*");
-            // The class of the model has moved between 4.9 and 5: it is not named here.
+        for (String client : new String[] {"1", "2"}) {
+            DefaultMQPushConsumer consumer = pushConsumer(client, "*");
+            // The class of the model is in another package in 4.9.7, so it is not named here.
             consumer.setMessageModel(consumer.getMessageModel().valueOf("BROADCASTING"));
-            take(consumer, message -> true);
+            consume(consumer, message -> true);
         }
         DefaultMQProducer producer = producer();
         for (int i = 0; i < MESSAGES; i++) {
-            told("broadcast-" + i, producer.send(message("broadcast-" + i)));
+            reportSent("broadcast-" + i, producer.send(message("broadcast-" + i)));
         }
-        await(2 * MESSAGES);
+        awaitMessages(2 * MESSAGES);
     }
 
     private void rebalance() throws Exception {
-        List<DefaultMQPushConsumer> both = new ArrayList<>();
-        for (String by : new String[] {"1", "2"}) {
-            DefaultMQPushConsumer consumer = pusher(by, "*");
-            take(consumer, message -> true);
-            both.add(consumer);
+        List<DefaultMQPushConsumer> consumers = new ArrayList<>();
+        for (String client : new String[] {"1", "2"}) {
+            DefaultMQPushConsumer consumer = pushConsumer(client, "*");
+            consume(consumer, message -> true);
+            consumers.add(consumer);
         }
-        until(() -> both.stream().allMatch(consumer -> queuesOf(consumer) == 2));
-        for (DefaultMQPushConsumer consumer : both) {
-            say("assigned", "by", consumer.getInstanceName(), "queues", queuesOf(consumer));
+        waitUntil(() -> consumers.stream().allMatch(consumer -> queuesOf(consumer) == 2));
+        for (DefaultMQPushConsumer consumer : consumers) {
+            report("assigned", "client", consumer.getInstanceName(), "queues", queuesOf(consumer));
         }
         DefaultMQProducer producer = producer();
         for (int i = 0; i < 2 * MESSAGES; i++) {
-            told("shared-" + i, producer.send(message("shared-" + i)));
+            reportSent("shared-" + i, producer.send(message("shared-" + i)));
         }
-        await(2 * MESSAGES);
+        awaitMessages(2 * MESSAGES);
     }
 
     private void resume() throws Exception {
         DefaultMQProducer producer = producer();
-        for (String by : new String[] {"1", "2"}) {
+        for (String client : new String[] {"1", "2"}) {
             for (int i = 0; i < MESSAGES; i++) {
-                String body = by + "/" + i;
-                told(body, producer.send(message(body)));
+                String body = client + "/" + i;
+                reportSent(body, producer.send(message(body)));
             }
-            DefaultMQPushConsumer consumer = pusher(by, "*");
-            take(consumer, message -> true);
-            await(by.equals("1") ? MESSAGES : 2 * MESSAGES);
+            DefaultMQPushConsumer consumer = pushConsumer(client, "*");
+            consume(consumer, message -> true);
+            awaitMessages(client.equals("1") ? MESSAGES : 2 * MESSAGES);
             consumer.shutdown();
         }
     }
 
     private void retry() throws Exception {
-        take(pusher("1", "*"), message ->
+        consume(pushConsumer("1", "*"), message ->
             body(message).equals("fine") || message.getReconsumeTimes() == 2);
         DefaultMQProducer producer = producer();
-        told("fine", producer.send(message("fine")));
-        told("again", producer.send(message("again")));
-        await(4);
+        reportSent("fine", producer.send(message("fine")));
+        reportSent("again", producer.send(message("again")));
+        awaitMessages(4);
     }
 
-    private void dlq(int most) throws Exception {
-        DefaultMQPushConsumer consumer = pusher("1", "*");
-        consumer.setMaxReconsumeTimes(most);
-        take(consumer, message -> false);
-        told("dead", producer().send(message("dead")));
-        await(1 + most);
+    private void dlq(int maxReconsumeTimes) throws Exception {
+        DefaultMQPushConsumer consumer = pushConsumer("1", "*");
+        consumer.setMaxReconsumeTimes(maxReconsumeTimes);
+        consume(consumer, message -> false);
+        reportSent("dead", producer().send(message("dead")));
+        awaitMessages(1 + maxReconsumeTimes);
         drain("%DLQ%" + group, 1);
     }
 
     private void pull() throws Exception {
         DefaultMQProducer producer = producer();
         for (int i = 0; i < MESSAGES; i++) {
-            told("pulled-" + i, producer.send(message("pulled-" + i)));
+            reportSent("pulled-" + i, producer.send(message("pulled-" + i)));
         }
         drain(topic, MESSAGES);
-        DefaultMQPullConsumer consumer = puller("2");
+        DefaultMQPullConsumer consumer = pullConsumer("2");
         for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
             long end = consumer.maxOffset(queue);
-            say("queue", "queue", queue.getQueueId(), "begin", consumer.minOffset(queue),
+            report("queue", "queue", queue.getQueueId(), "begin", consumer.minOffset(queue),
                 "end", end, "first", consumer.searchOffset(queue, 0),
                 "committed", consumer.fetchConsumeOffset(queue, true));
             PullResult beyond = consumer.pull(queue, "*", end + 10, 32);
-            say("beyond", "status", beyond.getPullStatus(), "next", beyond.getNextBeginOffset());
+            report("beyond", "status", beyond.getPullStatus(), "next", beyond.getNextBeginOffset());
         }
-        // A pull that waits is answered by what arrives meanwhile.
+        // A message that arrives in the meantime ends a long poll.
         MessageQueue first = consumer.fetchSubscribeMessageQueues(topic).stream()
             .filter(queue -> queue.getQueueId() == 0).findFirst().get();
         long end = consumer.maxOffset(first);
         new Thread(() -> {
-            nap(300);
+            sleep(300); // by then the pull waits at the broker
             try {
                 producer.send(message("awaited"), first);
             } catch (Exception error) {
-                say("failed", "why", error.toString());
+                report("failed", "reason", error.toString());
             }
         }).start();
-        long began = System.nanoTime();
-        PullResult found = consumer.pullBlockIfNotFound(first, "*", end, 32);
-        say("awaited", "status", found.getPullStatus(),
-            "ms", TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - began));
-        consumer.updateConsumeOffset(first, found.getNextBeginOffset());
+        long startNanos = System.nanoTime();
+        PullResult result = consumer.pullBlockIfNotFound(first, "*", end, 32);
+        report("awaited", "status", result.getPullStatus(),
+            "ms", TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - startNanos));
+        consumer.updateConsumeOffset(first, result.getNextBeginOffset());
     }
 
     private void litePull() throws Exception {
         DefaultMQProducer producer = producer();
         for (int i = 0; i < MESSAGES; i++) {
-            told("lite-" + i, producer.send(message("lite-" + i)));
+            reportSent("lite-" + i, producer.send(message("lite-" + i)));
         }
-        DefaultLitePullConsumer consumer = litePuller("1");
+        DefaultLitePullConsumer consumer = litePullConsumer("1");
         consumer.subscribe(topic, "*");
         consumer.start();
         poll(consumer, MESSAGES);
         consumer.commitSync();
         consumer.shutdown();
-        told("lite-later", producer.send(message("lite-later")));
-        DefaultLitePullConsumer next = litePuller("2");
-        next.subscribe(topic, "*");
-        next.start();
-        poll(next, MESSAGES + 1);
-        next.shutdown();
+        reportSent("lite-later", producer.send(message("lite-later")));
+        DefaultLitePullConsumer second = litePullConsumer("2");
+        second.subscribe(topic, "*");
+        second.start();
+        poll(second, MESSAGES + 1);
+        second.shutdown();
     }
 
     private void liteAssign() throws Exception {
         DefaultMQProducer producer = producer();
         MessageQueue queue = producer.fetchPublishMessageQueues(topic).get(0);
         for (int i = 0; i < MESSAGES; i++) {
-            told("seek-" + i, producer.send(message("seek-" + i), queue));
+            reportSent("seek-" + i, producer.send(message("seek-" + i), queue));
         }
-        DefaultLitePullConsumer consumer = litePuller("1");
+        DefaultLitePullConsumer consumer = litePullConsumer("1");
         consumer.start();
         consumer.assign(Collections.singletonList(queue));
         consumer.seek(queue, MESSAGES - 3);
@@ -436,58 +436,58 @@ public final class Driver {
         consumer.shutdown();
     }
 
-    // Asking, and being answered.
+    // Queries, and requests with replies.
 
     private void query() throws Exception {
         DefaultMQProducer producer = producer();
         Message message = message("sought");
         message.setKeys(Arrays.asList("one-" + group, "two-" + group));
         SendResult result = producer.send(message);
-        told("sought", result);
-        told("other", producer.send(message("other")));
+        reportSent("sought", result);
+        reportSent("other", producer.send(message("other")));
         long now = System.currentTimeMillis();
         for (String key : new String[] {"one-" + group, "two-" + group, "nowhere-" + group}) {
-            until(() -> {
+            waitUntil(() -> {
                 try {
                     producer.queryMessage(topic, key, 32, now - 60_000, now + 60_000)
-                        .getMessageList().forEach(found -> got("key " + key, found));
+                        .getMessageList().forEach(match -> reportReceived("key " + key, match));
                     return true;
-                } catch (MQClientException none) {
-                    return key.startsWith("nowhere"); // the index may follow a little later
+                } catch (MQClientException noMessage) {
+                    return key.startsWith("nowhere"); // the broker indexes a little later
                 } catch (InterruptedException error) {
                     throw new IllegalStateException(error);
                 }
             });
         }
-        got("offset id", producer.viewMessage(topic, result.getOffsetMsgId()));
-        got("unique key", producer.viewMessage(topic, result.getMsgId()));
+        reportReceived("offset id", producer.viewMessage(topic, result.getOffsetMsgId()));
+        reportReceived("unique key", producer.viewMessage(topic, result.getMsgId()));
     }
 
     private void reply() throws Exception {
         DefaultMQProducer replier = producer("2");
-        take(pusher("1", "*"), message -> {
+        consume(pushConsumer("1", "*"), message -> {
             try {
-                byte[] answer = ("answer to " + body(message)).getBytes(StandardCharsets.UTF_8);
-                SendResult result = replier.send(MessageUtil.createReplyMessage(message, answer));
-                say("replied", "status", status(result));
+                byte[] reply = ("reply to " + body(message)).getBytes(StandardCharsets.UTF_8);
+                SendResult result = replier.send(MessageUtil.createReplyMessage(message, reply));
+                report("reply-sent", "status", status(result));
             } catch (Exception error) {
-                say("failed", "why", error.toString());
+                report("failed", "reason", error.toString());
             }
             return true;
         });
-        DefaultMQProducer asker = producer();
+        DefaultMQProducer requester = producer();
         for (int i = 0; i < 3; i++) {
-            Message answer = asker.request(message("question-" + i), 10_000);
-            say("answered", "body", body(answer));
+            Message reply = requester.request(message("request-" + i), 10_000);
+            report("reply-received", "body", body(reply));
         }
     }
 
-    // Transactions. What a message says first, its local transaction says; what follows are the
-    // answers to the checks, the last of them for good: "unknown,unknown,commit/2".
+    // Transactions. A body starts with a plan: the verdict of the local transaction, then those of
+    // the checks, for example "unknown,unknown,commit/2".
 
     private void transaction() throws Exception {
-        take(pusher("1", "*"), message -> true);
-        TransactionMQProducer producer = transactor("1", Driver::planned);
+        consume(pushConsumer("1", "*"), message -> true);
+        TransactionMQProducer producer = transactionProducer("1", Driver::plannedVerdict);
         for (int i = 0; i < MESSAGES; i++) {
             for (String plan : new String[] {"commit", "rollback"}) {
                 park(producer, message(plan + "/" + i));
@@ -495,13 +495,13 @@ public final class Driver {
         }
         producer.setCompressMsgBodyOverHowmuch(4096);
         park(producer, message("commit/" + text(20_000)));
-        await(MESSAGES + 1);
-        nap(NOT_ASKED_MS);
+        awaitMessages(MESSAGES + 1);
+        sleep(NO_MORE_CHECKS_MS);
     }
 
     private void transactionCheck() throws Exception {
-        take(pusher("1", "*"), message -> true);
-        TransactionMQProducer producer = transactor("1", Driver::planned);
+        consume(pushConsumer("1", "*"), message -> true);
+        TransactionMQProducer producer = transactionProducer("1", Driver::plannedVerdict);
         String[] plans = {
             "unknown,commit", "unknown,rollback", "throw,commit", "throw,rollback", "null,commit",
             "unknown,unknown,commit", "unknown,throw,rollback", "commit", "rollback",
@@ -511,107 +511,107 @@ public final class Driver {
                 park(producer, message(plan + "/" + i));
             }
         }
-        await(3 * 5);
-        nap(NOT_ASKED_MS);
+        awaitMessages(3 * 5);
+        sleep(NO_MORE_CHECKS_MS);
     }
 
-    /** The local transaction outlasts the first check, whatever that is told. */
+    /** Each local transaction runs until its half was checked, and then commits. */
     private void transactionSlow() throws Exception {
-        take(pusher("1", "*"), message -> true);
-        Map<String, CountDownLatch> asked = new ConcurrentHashMap<>();
-        String[] plans = {"unknown", "commit", "rollback"}; // the checks' answers
+        consume(pushConsumer("1", "*"), message -> true);
+        Map<String, CountDownLatch> checked = new ConcurrentHashMap<>();
+        String[] plans = {"unknown", "commit", "rollback"}; // the verdicts of the checks
         for (String plan : plans) {
-            asked.put(plan + "/slow", new CountDownLatch(1));
+            checked.put(plan + "/slow", new CountDownLatch(1));
         }
-        TransactionMQProducer producer = transactor("1", (message, check) -> {
+        TransactionMQProducer producer = transactionProducer("1", (message, check) -> {
             String body = body(message);
             if (check > 0) {
-                asked.get(body).countDown();
-                return state(body.split("/")[0]);
+                checked.get(body).countDown();
+                return verdict(body.split("/")[0]);
             }
             try {
-                if (!asked.get(body).await(PATIENCE_MS, TimeUnit.MILLISECONDS)) {
-                    say("failed", "why", "nobody asked about " + body);
+                if (!checked.get(body).await(TIMEOUT_MS, TimeUnit.MILLISECONDS)) {
+                    report("failed", "reason", body + " was not checked");
                 }
             } catch (InterruptedException error) {
                 throw new IllegalStateException(error);
             }
-            nap(300); // by then the check has its answer
+            sleep(300); // the client does not report when it has sent the verdict of the check
             return LocalTransactionState.COMMIT_MESSAGE;
         });
         for (String plan : plans) {
             park(producer, message(plan + "/slow"));
         }
-        await(2);
-        nap(NOT_ASKED_MS);
+        awaitMessages(2);
+        sleep(NO_MORE_CHECKS_MS);
     }
 
-    /** Of three in one group one leaves: the others are asked what it left. */
+    /** One of three producers of a group leaves: the broker checks its halves at the others. */
     private void transactionGroup() throws Exception {
-        take(pusher("1", "*"), message -> true);
-        List<TransactionMQProducer> both = new ArrayList<>();
-        for (String by : new String[] {"1", "2"}) {
-            both.add(transactor(by, Driver::planned));
+        consume(pushConsumer("1", "*"), message -> true);
+        List<TransactionMQProducer> producers = new ArrayList<>();
+        for (String client : new String[] {"1", "2"}) {
+            producers.add(transactionProducer(client, Driver::plannedVerdict));
         }
         for (int i = 0; i < MESSAGES; i++) {
-            for (int by = 1; by <= 2; by++) {
-                park(both.get(by - 1), message("unknown,commit/" + by + "/" + i));
+            for (int client = 1; client <= 2; client++) {
+                park(producers.get(client - 1), message("unknown,commit/" + client + "/" + i));
             }
         }
-        TransactionMQProducer gone = transactor("gone", Driver::planned);
+        TransactionMQProducer leaving = transactionProducer("gone", Driver::plannedVerdict);
         for (int i = 0; i < MESSAGES; i++) {
-            park(gone, message("unknown,commit/heirs/" + i));
+            park(leaving, message("unknown,commit/gone/" + i));
         }
-        gone.shutdown();
-        await(3 * MESSAGES);
-        nap(NOT_ASKED_MS);
+        leaving.shutdown();
+        awaitMessages(3 * MESSAGES);
+        sleep(NO_MORE_CHECKS_MS);
     }
 
-    /** As text, as users write it: the property has no type. */
+    /** Users may set the immunity property to any text. */
     private void transactionImmunity() throws Exception {
-        take(pusher("1", "*"), message -> true);
-        CountDownLatch late = new CountDownLatch(1);
-        TransactionMQProducer producer = transactor("1", (message, check) -> {
+        consume(pushConsumer("1", "*"), message -> true);
+        CountDownLatch running = new CountDownLatch(1);
+        TransactionMQProducer producer = transactionProducer("1", (message, check) -> {
             if (check == 0 && body(message).startsWith("commit")) {
-                late.countDown();
-                nap(3_500); // past transactionTimeOut, inside its own time
+                running.countDown();
+                sleep(3_500); // longer than transactionTimeOut, shorter than its own immunity
             }
-            return planned(message, check);
+            return plannedVerdict(message, check);
         });
         Thread within = new Thread(() -> {
             try {
-                park(producer, immune("commit/within", "6"));
+                park(producer, messageWithImmunity("commit/within", "6"));
             } catch (Exception error) {
-                say("failed", "why", error.toString());
+                report("failed", "reason", error.toString());
             }
         });
         within.start();
-        late.await(PATIENCE_MS, TimeUnit.MILLISECONDS);
+        running.await(TIMEOUT_MS, TimeUnit.MILLISECONDS);
         for (String seconds : new String[] {"5", "1", "-1", "soon"}) {
-            park(producer, immune("unknown,commit/" + seconds, seconds));
+            park(producer, messageWithImmunity("unknown,commit/" + seconds, seconds));
         }
-        within.join(PATIENCE_MS);
-        await(5);
-        nap(NOT_ASKED_MS);
+        within.join(TIMEOUT_MS);
+        awaitMessages(5);
+        sleep(NO_MORE_CHECKS_MS);
     }
 
-    private Message immune(String body, String seconds) {
+    private Message messageWithImmunity(String body, String seconds) {
         Message message = message(body);
         message.putUserProperty("CHECK_IMMUNITY_TIME_IN_SECONDS", seconds);
         return message;
     }
 
-    /** What is to become of a message: at first (0), and at its first, second, ... check. */
+    /** Returns the verdict for a message; check 0 is the local transaction. */
     private interface Plan {
-        LocalTransactionState state(Message message, int check);
+        LocalTransactionState verdict(Message message, int check);
     }
 
-    private static LocalTransactionState planned(Message message, int check) {
+    private static LocalTransactionState plannedVerdict(Message message, int check) {
         String[] plan = body(message).split("/")[0].split(",");
-        return state(plan[Math.min(check, plan.length - 1)]);
+        return verdict(plan[Math.min(check, plan.length - 1)]);
     }
 
-    private static LocalTransactionState state(String name) {
+    private static LocalTransactionState verdict(String name) {
         switch (name) {
             case "commit":
                 return LocalTransactionState.COMMIT_MESSAGE;
@@ -627,39 +627,41 @@ public final class Driver {
     }
 
     private void park(TransactionMQProducer producer, Message message) throws Exception {
-        told(body(message), producer.sendMessageInTransaction(message, null));
+        reportSent(body(message), producer.sendMessageInTransaction(message, null));
     }
 
-    private TransactionMQProducer transactor(String name, Plan plan) throws Exception {
-        TransactionMQProducer producer = new TransactionMQProducer(group + "-transactors", HOOK);
+    private TransactionMQProducer transactionProducer(String name, Plan plan) throws Exception {
+        TransactionMQProducer producer =
+            new TransactionMQProducer(group + "-transactors", ACL_HOOK);
         producer.setNamesrvAddr(namesrv);
-        producer.setMqClientApiTimeout(API_MS);
+        producer.setMqClientApiTimeout(API_TIMEOUT_MS);
         producer.setInstanceName("transactor-" + name);
         producer.setSendMsgTimeout(5_000);
         Map<String, AtomicInteger> checks = new ConcurrentHashMap<>();
         producer.setTransactionListener(new TransactionListener() {
             @Override
-            public LocalTransactionState executeLocalTransaction(Message message, Object none) {
-                say("local", "by", name, "body", body(message),
+            public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+                report("local", "client", name, "body", body(message),
                     "id", message.getTransactionId());
-                return plan.state(message, 0);
+                return plan.verdict(message, 0);
             }
 
             @Override
             public LocalTransactionState checkLocalTransaction(MessageExt message) {
-                int check = checks.computeIfAbsent(body(message), none -> new AtomicInteger())
+                int check = checks.computeIfAbsent(body(message), key -> new AtomicInteger())
                     .incrementAndGet();
-                say("asked", "by", name, "body", body(message), "topic", message.getTopic(),
+                report("checked", "client", name, "body", body(message),
+                    "topic", message.getTopic(),
                     "id", message.getTransactionId(), "check", check,
                     "times", message.getUserProperty("TRANSACTION_CHECK_TIMES"),
                     "tag", message.getTags(), "key", message.getKeys(),
                     "colour", message.getUserProperty("colour"),
                     "waited_ms", System.currentTimeMillis() - message.getBornTimestamp());
-                return plan.state(message, check);
+                return plan.verdict(message, check);
             }
         });
         producer.start();
-        endings.add(producer::shutdown);
+        shutdowns.add(producer::shutdown);
         return producer;
     }
 
@@ -670,109 +672,111 @@ public final class Driver {
     }
 
     private DefaultMQProducer producer(String name) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(group + "-producers-" + name, HOOK);
+        DefaultMQProducer producer = new DefaultMQProducer(group + "-producers-" + name, ACL_HOOK);
         producer.setNamesrvAddr(namesrv);
-        producer.setMqClientApiTimeout(API_MS);
+        producer.setMqClientApiTimeout(API_TIMEOUT_MS);
         producer.setInstanceName("producer-" + name);
         producer.setSendMsgTimeout(5_000);
         producer.start();
-        endings.add(producer::shutdown);
+        shutdowns.add(producer::shutdown);
         return producer;
     }
 
-    private DefaultMQPushConsumer pusher(String name, String tags) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, HOOK,
+    private DefaultMQPushConsumer pushConsumer(String name, String tags) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, ACL_HOOK,
             new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(namesrv);
-        consumer.setMqClientApiTimeout(API_MS);
+        consumer.setMqClientApiTimeout(API_TIMEOUT_MS);
         consumer.setInstanceName(name);
-        // A new group asks for the route of its retry topic before its first heartbeat makes
-        // that topic, and then not for 30 s. No broker can help it; asking more often does.
+        // A new group queries the route of its retry topic before its first heartbeat creates the
+        // topic, and again only 30 s later. So query more often.
         consumer.setPollNameServerInterval(1_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeThreadMin(4);
         consumer.setConsumeThreadMax(4);
         consumer.subscribe(topic, tags);
-        endings.add(consumer::shutdown);
+        shutdowns.add(consumer::shutdown);
         return consumer;
     }
 
-    private DefaultMQPullConsumer puller(String name) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group + "-pullers", HOOK);
+    private DefaultMQPullConsumer pullConsumer(String name) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group + "-pullers", ACL_HOOK);
         consumer.setNamesrvAddr(namesrv);
-        consumer.setMqClientApiTimeout(API_MS);
+        consumer.setMqClientApiTimeout(API_TIMEOUT_MS);
         consumer.setInstanceName("puller-" + name);
         consumer.start();
-        endings.add(consumer::shutdown);
+        shutdowns.add(consumer::shutdown);
         return consumer;
     }
 
-    private DefaultLitePullConsumer litePuller(String name) {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, HOOK);
+    private DefaultLitePullConsumer litePullConsumer(String name) {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, ACL_HOOK);
         consumer.setNamesrvAddr(namesrv);
-        consumer.setMqClientApiTimeout(API_MS);
+        consumer.setMqClientApiTimeout(API_TIMEOUT_MS);
         consumer.setInstanceName(name);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         return consumer;
     }
 
-    private void take(DefaultMQPushConsumer consumer, Taste taste) throws Exception {
+    private void consume(DefaultMQPushConsumer consumer, Handler handler) throws Exception {
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            boolean fine = true;
+            boolean consumed = true;
             for (MessageExt message : messages) {
-                fine &= taste.isFine(message);
-                got(consumer.getInstanceName(), message);
+                consumed &= handler.handle(message);
+                reportReceived(consumer.getInstanceName(), message);
             }
             context.setDelayLevelWhenNextConsume(1);
-            return fine ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+            return consumed ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
                 : ConsumeConcurrentlyStatus.RECONSUME_LATER;
         });
         consumer.start();
     }
 
-    private void takeInOrder(DefaultMQPushConsumer consumer, Taste taste) throws Exception {
+    private void consumeInOrder(DefaultMQPushConsumer consumer, Handler handler) throws Exception {
         consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
-            boolean fine = true;
+            boolean consumed = true;
             for (MessageExt message : messages) {
-                fine &= taste.isFine(message);
-                got(consumer.getInstanceName(), message);
+                consumed &= handler.handle(message);
+                reportReceived(consumer.getInstanceName(), message);
             }
             context.setSuspendCurrentQueueTimeMillis(100);
-            return fine ? ConsumeOrderlyStatus.SUCCESS
+            return consumed ? ConsumeOrderlyStatus.SUCCESS
                 : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
         });
         consumer.start();
     }
 
-    /** Pull every queue of a topic from where the group stands until so many have come. */
-    private void drain(String from, int count) throws Exception {
-        DefaultMQPullConsumer consumer = puller("1");
-        int before = arrived.get();
-        until(() -> {
+    /** Pulls from the committed offset of every queue until it has received {@code count}. */
+    private void drain(String source, int count) throws Exception {
+        DefaultMQPullConsumer consumer = pullConsumer("1");
+        int before = receivedCount.get();
+        waitUntil(() -> {
             try {
-                for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(from)) {
-                    long at = Math.max(0, consumer.fetchConsumeOffset(queue, false));
-                    PullResult result = consumer.pull(queue, "*", at, 32);
+                for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(source)) {
+                    long offset = Math.max(0, consumer.fetchConsumeOffset(queue, false));
+                    PullResult result = consumer.pull(queue, "*", offset, 32);
                     if (result.getPullStatus() == PullStatus.FOUND) {
-                        result.getMsgFoundList().forEach(message -> got("pull", message));
+                        result.getMsgFoundList()
+                            .forEach(message -> reportReceived("pull", message));
                     }
                     consumer.updateConsumeOffset(queue, result.getNextBeginOffset());
                 }
             } catch (Exception notYet) {
-                say("note", "why", notYet.toString());
-                nap(500); // a topic that is made by its first message has no route before
+                report("note", "reason", notYet.toString());
+                sleep(500); // the topic has no route before its first message
             }
-            return arrived.get() - before >= count;
+            return receivedCount.get() - before >= count;
         });
-        for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(from)) {
+        for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(source)) {
             consumer.getOffsetStore().persist(queue);
         }
     }
 
     private void poll(DefaultLitePullConsumer consumer, int count) {
-        until(() -> {
-            consumer.poll(500).forEach(message -> got(consumer.getInstanceName(), message));
-            return arrived.get() >= count;
+        waitUntil(() -> {
+            consumer.poll(500)
+                .forEach(message -> reportReceived(consumer.getInstanceName(), message));
+            return receivedCount.get() >= count;
         });
     }
 
@@ -809,19 +813,20 @@ public final class Driver {
 
     // Waiting.
 
-    private void await(int count) {
-        until(() -> arrived.get() >= count);
-        nap(LINGER_MS);
+    /** Waits for {@code count} messages, and a moment longer for any that must not arrive. */
+    private void awaitMessages(int count) {
+        waitUntil(() -> receivedCount.get() >= count);
+        sleep(NO_MORE_MESSAGES_MS);
     }
 
-    private static void until(BooleanSupplier condition) {
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(PATIENCE_MS);
+    private static void waitUntil(BooleanSupplier condition) {
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(TIMEOUT_MS);
         while (!condition.getAsBoolean() && System.nanoTime() < deadline) {
-            nap(50);
+            sleep(50);
         }
     }
 
-    private static void nap(long ms) {
+    private static void sleep(long ms) {
         try {
             Thread.sleep(ms);
         } catch (InterruptedException error) {
@@ -829,28 +834,28 @@ public final class Driver {
         }
     }
 
-    // Telling.
+    // Events.
 
     private static String status(SendResult result) {
         return result.getSendStatus() == SendStatus.SEND_OK ? "ok" : result.getSendStatus().name();
     }
 
-    private static void told(String body, SendResult result) {
-        say("sent", "body", body, "status", status(result), "id", result.getMsgId(),
+    private static void reportSent(String body, SendResult result) {
+        report("sent", "body", body, "status", status(result), "id", result.getMsgId(),
             "queue", result.getMessageQueue().getQueueId(), "offset", result.getQueueOffset());
     }
 
-    private void got(String by, MessageExt message) {
-        say("got", "by", by, "body", body(message), "topic", message.getTopic(),
+    private void reportReceived(String client, MessageExt message) {
+        report("received", "client", client, "body", body(message), "topic", message.getTopic(),
             "times", message.getReconsumeTimes(), "queue", message.getQueueId(),
             "offset", message.getQueueOffset(), "tag", message.getTags(),
             "key", message.getKeys(), "colour", message.getUserProperty("colour"),
             "id", message.getMsgId(),
             "waited_ms", System.currentTimeMillis() - message.getBornTimestamp());
-        arrived.incrementAndGet();
+        receivedCount.incrementAndGet();
     }
 
-    private static synchronized void say(String event, Object... pairs) {
+    private static synchronized void report(String event, Object... pairs) {
         StringBuilder line = new StringBuilder("{\"event\":").append(quoted(event));
         for (int i = 0; i < pairs.length; i += 2) {
             Object value = pairs[i + 1];

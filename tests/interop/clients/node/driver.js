@@ -1,37 +1,43 @@
 'use strict';
 
-// A client from npm, put through one scenario.
+// Run a scenario with a client from npm.
 //
 //     node driver.js CLIENT NAMESRV TOPIC GROUP SCENARIO
 //
-// C wraps a C++ library, D is JavaScript all through. Tells in JSON lines what was sent and what
-// arrived, and judges nothing.
+// rocketmq-nodejs wraps a C++ library, ali-ons is written in JavaScript. The driver prints an event
+// as a line of JSON for each message that it sends or receives. The test that started it checks
+// these events.
 
-const [which, namesrv, topic, group, scenario] = process.argv.slice(2);
-const PATIENCE_MS = 30_000;
-const LINGER_MS = 700;
-const SETTLE_MS = 3_000; // a broadcast consumer begins at the end: it must be there first
+const [clientName, namesrv, topic, group, scenario] = process.argv.slice(2);
+// A new group queries the route of its retry topic before the topic exists, and again after 30 s.
+const TIMEOUT_MS = 60_000;
+const NO_MORE_MESSAGES_MS = 700; // only time can show that nothing more arrives
+// A broadcast consumer starts at the end of the queues, and the client does not report when.
+const BROADCAST_START_MS = 3_000;
 const MESSAGES = 8;
 
-let arrived = 0;
-const failures = new Map(); // body -> how often it was refused; C does not tell
+let receivedCount = 0;
+// By body, how often its consumption failed; rocketmq-nodejs does not expose reconsumeTimes.
+const failures = new Map();
 
-const say = (event, more = {}) => process.stdout.write(JSON.stringify({ event, ...more }) + '\n');
-const nap = ms => new Promise(resolve => setTimeout(resolve, ms));
+const report = (event, fields = {}) =>
+  process.stdout.write(JSON.stringify({ event, ...fields }) + '\n');
+const sleep = ms => new Promise(resolve => setTimeout(resolve, ms));
 const bodies = kind => Array.from({ length: MESSAGES }, (_, number) => `${kind}-${number}`);
 
-function got(message) {
-  say('got', { by: '1', ...message });
-  arrived += 1;
+function reportReceived(message) {
+  report('received', { client: '1', ...message });
+  receivedCount += 1;
 }
 
-async function arrivals(count) {
-  const deadline = Date.now() + PATIENCE_MS;
-  while (arrived < count && Date.now() < deadline) await nap(50);
-  await nap(LINGER_MS);
+// Wait for `count` messages, and a moment longer for any that must not arrive.
+async function waitFor(count) {
+  const deadline = Date.now() + TIMEOUT_MS;
+  while (receivedCount < count && Date.now() < deadline) await sleep(50);
+  await sleep(NO_MORE_MESSAGES_MS);
 }
 
-class C {
+class RocketmqNodejs {
   constructor() {
     const { Producer, PushConsumer } = require('rocketmq-nodejs');
     const options = { nameServer: namesrv, logDir: 'client-log' };
@@ -39,14 +45,16 @@ class C {
     this.consumer = new PushConsumer(group, options);
   }
 
-  async consume(isFine, { tags = '*' } = {}) {
+  // The handler returns whether the message was consumed.
+  async consume(handler, { tags = '*' } = {}) {
     this.consumer.subscribe(topic, tags);
     this.consumer.on('message', (message, ack) => {
       const times = failures.get(message.body) || 0;
-      got({ body: message.body, topic: message.topic, tag: message.tags, key: message.keys, times });
-      const fine = isFine(message.body, times);
-      if (!fine) failures.set(message.body, times + 1);
-      ack.done(fine);
+      const { body, topic, tags: tag, keys: key } = message;
+      reportReceived({ body, topic, tag, key, times });
+      const consumed = handler(body, times);
+      if (!consumed) failures.set(body, times + 1);
+      ack.done(consumed);
     });
     await this.consumer.start();
   }
@@ -58,7 +66,7 @@ class C {
   async send(body, { tag = 'tag' } = {}) {
     const options = { keys: `key-${body.length}`, tags: tag };
     const result = await this.producer.send(topic, body, options);
-    say('sent', { body, status: result.status === 0 ? 'ok' : result.statusStr, id: result.msgId });
+    report('sent', { body, status: result.status === 0 ? 'ok' : result.statusStr, id: result.msgId });
   }
 
   async close() {
@@ -67,34 +75,34 @@ class C {
   }
 }
 
-class D {
+class AliOns {
   constructor() {
     this.ons = require('ali-ons');
-    const quiet = () => {};
+    const ignore = () => {};
     this.options = {
       nameSrv: namesrv,
-      httpclient: { request: async () => ({ status: 200, data: namesrv }) }, // asked for, not used
-      logger: { debug: quiet, info: quiet, warn: quiet, error: quiet },
+      httpclient: { request: async () => ({ status: 200, data: namesrv }) }, // required, but not used
+      logger: { debug: ignore, info: ignore, warn: ignore, error: ignore },
       accessKeyId: process.env.INTEROP_ACCESS_KEY,
       accessKeySecret: process.env.INTEROP_SECRET_KEY,
     };
-    this.open = [];
+    this.started = [];
   }
 
-  // An offset that was never committed is an error to this client, which it then gets over.
+  // The client reports an offset that was never committed as an error, and then continues.
   async ready(client) {
-    client.on('error', error => say('note', { why: error.message }));
-    this.open.push(client);
+    client.on('error', error => report('note', { reason: error.message }));
+    this.started.push(client);
     await client.ready();
     return client;
   }
 
-  async consume(isFine, { tags = '*', broadcast = false } = {}) {
+  async consume(handler, { tags = '*', broadcast = false } = {}) {
     const settings = { ...this.options, consumerGroup: group, isBroadcast: broadcast };
     const consumer = new this.ons.Consumer(settings);
     consumer.subscribe(topic, tags, async message => {
       const body = message.body.toString();
-      got({
+      reportReceived({
         body,
         topic: message.topic,
         tag: message.tags,
@@ -105,7 +113,7 @@ class D {
         offset: Number(message.queueOffset),
         waited_ms: Date.now() - Number(message.bornTimestamp),
       });
-      if (!isFine(body, message.reconsumeTimes)) throw new Error('consume it later');
+      if (!handler(body, message.reconsumeTimes)) throw new Error('consume it later');
     });
     await this.ready(consumer);
   }
@@ -122,7 +130,7 @@ class D {
     if (level) message.delayTimeLevel = level;
     if (order) message.shardingKey = order;
     const result = await this.producer.send(message);
-    say('sent', {
+    report('sent', {
       body,
       status: result.sendStatus === 'SEND_OK' ? 'ok' : String(result.sendStatus),
       id: result.msgId,
@@ -131,83 +139,84 @@ class D {
   }
 
   async close() {
-    for (const client of this.open.reverse()) await client.close();
+    for (const client of this.started.reverse()) await client.close();
   }
 }
 
 const scenarios = {
-  async sync(my) {
-    await my.consume(() => true);
-    await my.produce();
-    for (const body of bodies('sync')) await my.send(body);
-    await arrivals(MESSAGES);
+  async sync(client) {
+    await client.consume(() => true);
+    await client.produce();
+    for (const body of bodies('sync')) await client.send(body);
+    await waitFor(MESSAGES);
   },
 
-  async big(my) {
-    await my.consume(() => true);
-    await my.produce();
+  async big(client) {
+    await client.consume(() => true);
+    await client.produce();
     for (const size of [4_095, 4_097, 100_000]) {
       let body = '';
       while (body.length < size) body += `${body.length} `;
-      await my.send(body.slice(0, size));
+      await client.send(body.slice(0, size));
     }
-    await arrivals(3);
+    await waitFor(3);
   },
 
-  async delay(my) {
-    await my.consume(() => true);
-    await my.produce();
-    for (const body of bodies('delay').slice(0, 3)) await my.send(body, { level: 1 });
-    await arrivals(3);
+  async delay(client) {
+    await client.consume(() => true);
+    await client.produce();
+    for (const body of bodies('delay').slice(0, 3)) await client.send(body, { level: 1 });
+    await waitFor(3);
   },
 
-  async tags(my) {
-    await my.consume(() => true, { tags: 'red || green' });
-    await my.produce();
+  async tags(client) {
+    await client.consume(() => true, { tags: 'red || green' });
+    await client.produce();
     for (const tag of ['blue', 'red', '', 'green', 'redder']) {
-      await my.send(`tagged-${tag}`, { tag });
+      await client.send(`tagged-${tag}`, { tag });
     }
-    await arrivals(2);
+    await waitFor(2);
   },
 
-  // D takes queue 0 for no queue at all, and then any queue. These keys lead to others.
-  async sharded(my) {
-    await my.consume(() => true);
-    await my.produce();
+  // ali-ons treats queue 0 as "no queue" and then takes any. These keys select other queues.
+  async sharded(client) {
+    await client.consume(() => true);
+    await client.produce();
     for (let step = 0; step < 6; step++) {
       for (let order = 0; order < 3; order++) {
-        await my.send(`${order}/${step}`, { order: `order ${order + 3}` });
+        await client.send(`${order}/${step}`, { order: `order ${order + 3}` });
       }
     }
-    await arrivals(18);
+    await waitFor(18);
   },
 
-  async broadcast(my) {
-    await my.consume(() => true, { broadcast: true });
-    await nap(SETTLE_MS);
-    await my.produce();
-    for (const body of bodies('broadcast')) await my.send(body);
-    await arrivals(MESSAGES);
+  async broadcast(client) {
+    await client.consume(() => true, { broadcast: true });
+    await sleep(BROADCAST_START_MS);
+    await client.produce();
+    for (const body of bodies('broadcast')) await client.send(body);
+    await waitFor(MESSAGES);
   },
 
-  async retry(my) {
-    await my.consume((body, times) => body === 'fine' || times === 2);
-    await my.produce();
-    for (const body of ['fine', 'again']) await my.send(body);
-    await arrivals(4);
+  async retry(client) {
+    await client.consume((body, times) => body === 'fine' || times === 2);
+    await client.produce();
+    for (const body of ['fine', 'again']) await client.send(body);
+    await waitFor(4);
   },
 };
-scenarios.autocreate = scenarios.sync; // its topic is one that nobody created
+scenarios.autocreate = scenarios.sync; // the topic does not exist before the first message
 
 (async () => {
   try {
-    const my = which === 'C' ? new C() : new D();
-    await scenarios[scenario](my);
-    await my.close();
-    say('done');
+    const clients = { 'rocketmq-nodejs': RocketmqNodejs, 'ali-ons': AliOns };
+    const client = new clients[clientName]();
+    await scenarios[scenario](client);
+    await client.close();
+    report('done');
   } catch (error) {
-    say('failed', { why: `${error.name}: ${error.message}` });
+    report('failed', { reason: `${error.name}: ${error.message}` });
     console.error(error);
   }
-  process.kill(process.pid, 'SIGKILL'); // the library of C may hang in an ordinary exit
+  process.kill(process.pid, 'SIGKILL'); // the library of rocketmq-nodejs may hang at exit
 })();

@@ -1,1 +1,1 @@
-"""The driver of the clients from PyPI; each has an interpreter of its own to run it."""
+"""The driver of the clients from PyPI, which runs in the environment of each client."""

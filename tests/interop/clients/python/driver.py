@@ -1,10 +1,11 @@
-"""A Python client from PyPI, put through one scenario.
+"""Run a scenario with a Python client from PyPI.
 
     python driver.py CLIENT NAMESRV TOPIC GROUP SCENARIO
 
-Runs in the client's own environment, where nothing of ours is installed. Both clients are thin
-wrappers around C++ libraries of different age and share most of their vocabulary; what differs is
-in `Wrapper` and its two kinds. Tells in JSON lines what was sent and what arrived, judges nothing.
+It runs in the environment of the client, where our code is not installed. Both clients are thin
+wrappers of C++ libraries and share most of their API; `Wrapper` and its subclasses contain the
+differences. The driver prints an event as a line of JSON for each message that it sends or
+receives. The test that started it checks these events.
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ from typing import Any
 
 from rocketmq import client, ffi  # type: ignore[import-not-found]
 
-PATIENCE_S = 30
-LINGER_S = 0.7
-SETTLE_S = 3  # a broadcast consumer begins at the end: it must be there first
-NOT_ASKED_S = 4  # longer than any half is left alone
+TIMEOUT_S = 30
+# Only time can show that nothing more arrives: a message, or a check of a half.
+NO_MORE_MESSAGES_S = 0.7
+NO_MORE_CHECKS_S = 4  # longer than the immunity of any half
+# A broadcast consumer starts at the end of the queues, and the client does not report when.
+BROADCAST_START_S = 3
 MESSAGES = 8
 
-Fine = Callable[[Any], bool]
-Plan = Callable[[str, int], str]  # of a body, and which check it is: what to say
-_telling = threading.Lock()  # messages arrive on threads of the library
+Handler = Callable[[Any], bool]  # returns whether the message was consumed
+# Returns the verdict for a body. The number of the check is 0 for the local transaction.
+Plan = Callable[[str, int], str]
+_output_lock = threading.Lock()  # messages arrive on threads of the library
 
 
-def say(event: str, **more: object) -> None:
-    line = json.dumps({"event": event, **more}) + "\n"
-    with _telling:
+def report(event: str, **fields: object) -> None:
+    line = json.dumps({"event": event, **fields}) + "\n"
+    with _output_lock:
         sys.stdout.write(line)
         sys.stdout.flush()
 
@@ -44,47 +48,48 @@ def text(value: bytes | str | None) -> str:
 
 
 class Wrapper:
-    """What both wrappers can do, under one set of names."""
+    """A common interface of both clients."""
 
-    name_server = "set_namesrv_addr"
+    namesrv_setter = "set_namesrv_addr"
 
     def __init__(self, namesrv: str, topic: str, group: str) -> None:
         self.namesrv, self.topic, self.group = namesrv, topic, group
-        self.arrived = 0
-        self._open: list[Any] = []
+        self.received_count = 0
+        self._started: list[Any] = []
 
     def producer(self) -> Any:
         return self.started(client.Producer(f"{self.group}-producers"))
 
-    def started(self, which: Any) -> Any:
-        getattr(which, self.name_server)(self.namesrv)
-        which.start()
-        self._open.append(which)
-        return which
+    def started(self, member: Any) -> Any:
+        """Start a producer or a consumer and return it."""
+        getattr(member, self.namesrv_setter)(self.namesrv)
+        member.start()
+        self._started.append(member)
+        return member
 
     def consume(
-        self, fine: Fine, *, tags: str = "*", orderly: bool = False, broadcast: bool = False
+        self, handler: Handler, *, tags: str = "*", orderly: bool = False, broadcast: bool = False
     ) -> None:
         model = ffi.MessageModel.BROADCASTING if broadcast else ffi.MessageModel.CLUSTERING
         consumer = client.PushConsumer(self.group, orderly=orderly, message_model=model)
         consumer.set_thread_count(4)
         self.prepare(consumer)
-        consumer.subscribe(self.topic, lambda message: self.take(message, fine), tags)
+        consumer.subscribe(self.topic, lambda message: self.handle(message, handler), tags)
         self.started(consumer)
 
     def prepare(self, consumer: Any) -> None:
-        pass
+        """Change the settings of a consumer before it subscribes."""
 
-    def take(self, message: Any, fine: Fine) -> object:
-        self.got(message)
-        if not fine(message):
+    def handle(self, message: Any, handler: Handler) -> object:
+        self.report_received(message)
+        if not handler(message):
             raise RuntimeError("consume it later")
         return None
 
-    def got(self, message: Any) -> None:
-        say(
-            "got",
-            by="1",
+    def report_received(self, message: Any) -> None:
+        report(
+            "received",
+            client="1",
             body=text(message.body),
             topic=message.topic,
             times=message.reconsume_times,
@@ -95,7 +100,7 @@ class Wrapper:
             colour=text(message.get_property("colour")),
             waited_ms=time.time_ns() // 1_000_000 - message.born_timestamp,
         )
-        self.arrived += 1
+        self.received_count += 1
 
     def message(self, body: str, *, tag: str = "tag") -> Any:
         message = client.Message(self.topic)
@@ -105,59 +110,60 @@ class Wrapper:
         message.set_property("colour", "größer")
         return message
 
-    def sent(self, body: str, result: Any) -> None:
+    def report_sent(self, body: str, result: Any) -> None:
         status = "ok" if int(result.status) == 0 else str(result.status)
-        say("sent", body=body, status=status, id=result.msg_id, offset=result.offset)
+        report("sent", body=body, status=status, id=result.msg_id, offset=result.offset)
 
     def send_in_order(self, producer: Any, body: str, order: int) -> Any:
         raise NotImplementedError
 
-    def wait(self, count: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.arrived < count and time.monotonic() < deadline:
+    def wait_for(self, count: int) -> None:
+        """Wait for `count` messages, and a moment longer for any that must not arrive."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while self.received_count < count and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        time.sleep(LINGER_S)
+        time.sleep(NO_MORE_MESSAGES_S)
 
     def close(self) -> None:
-        for which in self._open:
-            which.shutdown()
+        for member in self._started:
+            member.shutdown()
 
 
-class A(Wrapper):
-    """rocketmq-client-python 2.0.0, with the library of another package.
+class ClientPython(Wrapper):
+    """rocketmq-client-python 2.0.0, with the shared library of another package.
 
-    That library logs to /logs, if it may, whatever HOME says.
+    The library logs to /logs if it has permission, whatever HOME is.
     """
 
-    name_server = "set_name_server_address"
+    namesrv_setter = "set_name_server_address"
 
     def producer(self) -> Any:
         return self.started(client.Producer(f"{self.group}-producers", True))
 
     def prepare(self, consumer: Any) -> None:
-        # Without tracing its shutdown reads through a null pointer. 0 switches it on.
+        # Without tracing, the shutdown of the library dereferences a null pointer. 0 enables it.
         ffi.dll.SetPushConsumerMessageTrace.argtypes = [ctypes.c_void_p, ctypes.c_int]
         # The library has no public name for its native handle.
         ffi.dll.SetPushConsumerMessageTrace(consumer._handle, 0)
 
-    def take(self, message: Any, fine: Fine) -> object:
-        self.got(message)
+    def handle(self, message: Any, handler: Handler) -> object:
+        self.report_received(message)
         status = client.ConsumeStatus
-        return status.CONSUME_SUCCESS if fine(message) else status.RECONSUME_LATER
+        return status.CONSUME_SUCCESS if handler(message) else status.RECONSUME_LATER
 
     def send_in_order(self, producer: Any, body: str, order: int) -> Any:
         return producer.send_orderly_with_sharding_key(self.message(body), f"order {order}")
 
-    def transactor(self, plan: Plan) -> Callable[[str], None]:
-        """What parks a body, and lets `plan` decide: in its local transaction and when asked."""
+    def transaction_sender(self, plan: Plan) -> Callable[[str], None]:
+        """Return a function that parks a body; `plan` returns the verdicts for it."""
         checks: dict[str, int] = {}
 
         def check(message: Any) -> Any:
             body = text(message.body)
             checks[body] = checks.get(body, 0) + 1
-            say(
-                "asked",
-                by="1",
+            report(
+                "checked",
+                client="1",
                 body=body,
                 topic=message.topic,
                 check=checks[body],
@@ -175,172 +181,173 @@ class A(Wrapper):
 
         def park(body: str) -> None:
             def execute(message: Any, _: Any) -> Any:
-                say("local", by="1", body=body)
+                report("local", client="1", body=body)
                 return verdict(plan(body, 0))
 
-            self.sent(body, producer.send_message_in_transaction(self.message(body), execute))
+            result = producer.send_message_in_transaction(self.message(body), execute)
+            self.report_sent(body, result)
 
         return park
 
 
-class B(Wrapper):
+class Rocketmq(Wrapper):
     """rocketmq 0.4.4."""
 
     def send_in_order(self, producer: Any, body: str, order: int) -> Any:
         return producer.send_orderly(self.message(body), order)
 
 
-def sync(my: Wrapper) -> None:
-    my.consume(lambda message: True)
-    producer = my.producer()
+def sync(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True)
+    producer = wrapper.producer()
     for body in bodies("sync"):
-        my.sent(body, producer.send_sync(my.message(body)))
-    my.wait(MESSAGES)
+        wrapper.report_sent(body, producer.send_sync(wrapper.message(body)))
+    wrapper.wait_for(MESSAGES)
 
 
-def asynchronous(my: Wrapper) -> None:
-    my.consume(lambda message: True)
-    producer = my.producer()
+def asynchronous(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True)
+    producer = wrapper.producer()
     for body in bodies("async"):
 
         def succeeded(result: Any, body: str = body) -> None:
-            my.sent(body, result)
+            wrapper.report_sent(body, result)
 
         def failed(error: Exception, body: str = body) -> None:
-            say("sent", body=body, status=str(error))
+            report("sent", body=body, status=str(error))
 
-        producer.send_async(my.message(body), succeeded, failed)
-    my.wait(MESSAGES)
+        producer.send_async(wrapper.message(body), succeeded, failed)
+    wrapper.wait_for(MESSAGES)
 
 
-def oneway(my: Wrapper) -> None:
-    my.consume(lambda message: True)
-    producer = my.producer()
+def oneway(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True)
+    producer = wrapper.producer()
     for body in bodies("oneway"):
-        producer.send_oneway(my.message(body))
-    my.wait(MESSAGES)
+        producer.send_oneway(wrapper.message(body))
+    wrapper.wait_for(MESSAGES)
 
 
-def batch(my: Wrapper) -> None:
-    my.consume(lambda message: True)
-    result = my.producer().send_batch([my.message(body) for body in bodies("batch")])
-    my.sent("", result)
-    my.wait(MESSAGES)
+def batch(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True)
+    result = wrapper.producer().send_batch([wrapper.message(body) for body in bodies("batch")])
+    wrapper.report_sent("", result)
+    wrapper.wait_for(MESSAGES)
 
 
-def big(my: Wrapper) -> None:
-    my.consume(lambda message: True)
-    producer = my.producer()
+def big(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True)
+    producer = wrapper.producer()
     for size in (4_095, 4_097, 100_000):
         body = "".join(f"{number} " for number in range(size))[:size]
-        my.sent(body, producer.send_sync(my.message(body)))
-    my.wait(3)
+        wrapper.report_sent(body, producer.send_sync(wrapper.message(body)))
+    wrapper.wait_for(3)
 
 
-def delay(my: Wrapper) -> None:
-    my.consume(lambda message: True)
-    producer = my.producer()
+def delay(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True)
+    producer = wrapper.producer()
     for body in bodies("delay")[:3]:
-        late = my.message(body)
-        late.set_delay_time_level(1)
-        my.sent(body, producer.send_sync(late))
-    my.wait(3)
+        message = wrapper.message(body)
+        message.set_delay_time_level(1)
+        wrapper.report_sent(body, producer.send_sync(message))
+    wrapper.wait_for(3)
 
 
-def tags(my: Wrapper) -> None:
-    my.consume(lambda message: True, tags="red || green")
-    producer = my.producer()
+def tags(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True, tags="red || green")
+    producer = wrapper.producer()
     for tag in ("blue", "red", "", "green", "redder"):
         body = f"tagged-{tag}"
-        my.sent(body, producer.send_sync(my.message(body, tag=tag)))
-    my.wait(2)
+        wrapper.report_sent(body, producer.send_sync(wrapper.message(body, tag=tag)))
+    wrapper.wait_for(2)
 
 
-def orderly(my: Wrapper) -> None:
-    my.consume(lambda message: True, orderly=True)
-    producer = my.producer()
+def orderly(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True, orderly=True)
+    producer = wrapper.producer()
     for step in range(6):
         for order in range(3):
             body = f"{order}/{step}"
-            my.sent(body, my.send_in_order(producer, body, order))
-    my.wait(18)
+            wrapper.report_sent(body, wrapper.send_in_order(producer, body, order))
+    wrapper.wait_for(18)
 
 
-def broadcast(my: Wrapper) -> None:
-    my.consume(lambda message: True, broadcast=True)
-    time.sleep(SETTLE_S)
-    producer = my.producer()
+def broadcast(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: True, broadcast=True)
+    time.sleep(BROADCAST_START_S)
+    producer = wrapper.producer()
     for body in bodies("broadcast"):
-        my.sent(body, producer.send_sync(my.message(body)))
-    my.wait(MESSAGES)
+        wrapper.report_sent(body, producer.send_sync(wrapper.message(body)))
+    wrapper.wait_for(MESSAGES)
 
 
-def retry(my: Wrapper) -> None:
-    my.consume(lambda message: text(message.body) == "fine" or message.reconsume_times == 2)
-    producer = my.producer()
+def retry(wrapper: Wrapper) -> None:
+    wrapper.consume(lambda message: text(message.body) == "fine" or message.reconsume_times == 2)
+    producer = wrapper.producer()
     for body in ("fine", "again"):
-        my.sent(body, producer.send_sync(my.message(body)))
-    my.wait(4)
+        wrapper.report_sent(body, producer.send_sync(wrapper.message(body)))
+    wrapper.wait_for(4)
 
 
-def pull(my: Wrapper) -> None:
-    producer = my.producer()
+def pull(wrapper: Wrapper) -> None:
+    producer = wrapper.producer()
     for body in bodies("pulled"):
-        my.sent(body, producer.send_sync(my.message(body)))
-    consumer = my.started(client.PullConsumer(f"{my.group}-pullers"))
-    for message in consumer.pull(my.topic):
-        my.got(message)
+        wrapper.report_sent(body, producer.send_sync(wrapper.message(body)))
+    consumer = wrapper.started(client.PullConsumer(f"{wrapper.group}-pullers"))
+    for message in consumer.pull(wrapper.topic):
+        wrapper.report_received(message)
 
 
-# What a body says first its local transaction says; then come the answers to the checks.
+# A body starts with a plan: the verdict of the local transaction, then those of the checks.
 
 
-def transaction(my: A) -> None:
-    my.consume(lambda message: True)
-    park = my.transactor(planned)
+def transaction(wrapper: ClientPython) -> None:
+    wrapper.consume(lambda message: True)
+    park = wrapper.transaction_sender(planned_verdict)
     for number in range(MESSAGES):
         for plan in ("commit", "rollback"):
             park(f"{plan}/{number}")
     park("commit/" + "".join(f"{number} " for number in range(20_000))[:20_000])
-    my.wait(MESSAGES + 1)
-    time.sleep(NOT_ASKED_S)
+    wrapper.wait_for(MESSAGES + 1)
+    time.sleep(NO_MORE_CHECKS_S)
 
 
-def transaction_check(my: A) -> None:
-    my.consume(lambda message: True)
-    park = my.transactor(planned)
+def transaction_check(wrapper: ClientPython) -> None:
+    wrapper.consume(lambda message: True)
+    park = wrapper.transaction_sender(planned_verdict)
     for number in range(3):
         for plan in (
             *("unknown,commit", "unknown,rollback", "throw,commit", "throw,rollback"),
             *("unknown,unknown,commit", "unknown,throw,rollback", "commit", "rollback"),
         ):
             park(f"{plan}/{number}")
-    my.wait(3 * 4)
-    time.sleep(NOT_ASKED_S)
+    wrapper.wait_for(3 * 4)
+    time.sleep(NO_MORE_CHECKS_S)
 
 
-def transaction_slow(my: A) -> None:
-    """The local transaction outlasts the first check, whatever that is told."""
-    my.consume(lambda message: True)
-    asked = {f"{plan}/slow": threading.Event() for plan in ("unknown", "commit", "rollback")}
+def transaction_slow(wrapper: ClientPython) -> None:
+    """Each local transaction runs until its half was checked, and then commits."""
+    wrapper.consume(lambda message: True)
+    checked = {f"{plan}/slow": threading.Event() for plan in ("unknown", "commit", "rollback")}
 
     def plan(body: str, check: int) -> str:
         if check:
-            asked[body].set()
+            checked[body].set()
             return body.partition("/")[0]
-        if not asked[body].wait(PATIENCE_S):
-            say("failed", why=f"nobody asked about {body}")
-        time.sleep(0.3)  # by then the check has its answer
+        if not checked[body].wait(TIMEOUT_S):
+            report("failed", reason=f"{body} was not checked")
+        time.sleep(0.3)  # the client does not report when it has sent the verdict of the check
         return "commit"
 
-    park = my.transactor(plan)
-    for body in asked:
+    park = wrapper.transaction_sender(plan)
+    for body in checked:
         park(body)
-    my.wait(2)
-    time.sleep(NOT_ASKED_S)
+    wrapper.wait_for(2)
+    time.sleep(NO_MORE_CHECKS_S)
 
 
-def planned(body: str, check: int) -> str:
+def planned_verdict(body: str, check: int) -> str:
     plan = body.partition("/")[0].split(",")
     return plan[min(check, len(plan) - 1)]
 
@@ -357,7 +364,7 @@ def bodies(kind: str) -> list[str]:
 
 SCENARIOS: dict[str, Callable[[Any], None]] = {
     "sync": sync,
-    "autocreate": sync,  # its topic is one that nobody created
+    "autocreate": sync,  # the topic does not exist before the first message
     "async": asynchronous,
     "oneway": oneway,
     "batch": batch,
@@ -375,19 +382,22 @@ SCENARIOS: dict[str, Callable[[Any], None]] = {
 
 
 def main() -> int:
-    which, namesrv, topic, group, scenario = sys.argv[1:]
-    kinds: dict[str, type[Wrapper]] = {"A": A, "B": B}
+    client_name, namesrv, topic, group, scenario = sys.argv[1:]
+    wrappers: dict[str, type[Wrapper]] = {
+        "rocketmq-client-python": ClientPython,
+        "rocketmq": Rocketmq,
+    }
     try:
-        my = kinds[which](namesrv, topic, group)
-        SCENARIOS[scenario](my)
-        my.close()
+        wrapper = wrappers[client_name](namesrv, topic, group)
+        SCENARIOS[scenario](wrapper)
+        wrapper.close()
     except Exception as error:
-        say("failed", why=f"{type(error).__name__}: {error}")
+        report("failed", reason=f"{type(error).__name__}: {error}")
         traceback.print_exc()
         return 1
-    say("done")
+    report("done")
     return 0
 
 
 if __name__ == "__main__":
-    os._exit(main())  # native threads outlive an ordinary exit
+    os._exit(main())  # native threads would keep the process alive

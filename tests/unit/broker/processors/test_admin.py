@@ -28,10 +28,9 @@ from escrowmq.remoting.headers_admin import (
     TopicHeader,
     ViewBrokerStats,
 )
-from escrowmq.remoting.requests import Body
 from escrowmq.testing.disks import FaultyDisk
-from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask
+from tests.interop.remoting import Response
+from tests.support.broker_requests import AskedChannel, FakeChannel, a_pull, a_send, ask
 from tests.support.stores import NOW_MS
 from tests.unit.broker.test_broker import Bench
 
@@ -49,7 +48,9 @@ def filled(count: int = 5) -> Bench:
     return bench
 
 
-def one(bench: Bench, request_code: int, fields: Header, body: bytes = b"", **turn: Any) -> Answer:
+def one(
+    bench: Bench, request_code: int, fields: Header, body: bytes = b"", **turn: Any
+) -> Response:
     [answer] = bench.turn(ask(request_code, fields, body), **turn)
     return answer
 
@@ -137,7 +138,7 @@ def test_queues_without_a_topic_are_deleted() -> None:
 # --- topics --------------------------------------------------------------------------------------
 
 
-def create(bench: Bench, **changes: Any) -> Answer:
+def create(bench: Bench, **changes: Any) -> Response:
     fields: dict[str, Any] = {"topic": "T", "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6}
     return one(bench, code.UPDATE_AND_CREATE_TOPIC, CreateTopic(**{**fields, **changes}))
 
@@ -335,20 +336,6 @@ def test_settings_are_shown_and_an_invalid_change_is_refused() -> None:
 
 
 # --- relays --------------------------------------------------------------------------------------
-
-
-class AskedChannel(FakeChannel):
-    """A consumer that receives requests; the test calls back with the response."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.asked: list[tuple[int, Header, bytes, Any]] = []
-
-    def call(
-        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
-    ) -> bool:
-        self.asked.append((code, fields, bytes(body), on_response))
-        return self.is_open
 
 
 def test_the_response_of_a_consumer_is_relayed() -> None:

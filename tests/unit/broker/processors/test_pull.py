@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from escrowmq.broker.dispatch import Channel
@@ -17,7 +18,7 @@ from escrowmq.message.topic_config import TopicConfig
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_pull
 from tests.support.stores import NOW_MS, open_store, properties, sample
 
@@ -44,7 +45,7 @@ class Bench:
         self.channel = FakeChannel()
         self.topics.ensure("T", queue_count=2, now_ms=NOW_MS)
 
-    def pull(self, queue_offset: int = 0, **changes: Any) -> list[Answer]:
+    def pull(self, queue_offset: int = 0, **changes: Any) -> list[Response]:
         channel = changes.pop("channel", self.channel)
         self.pulls.pull(channel, a_pull(queue_offset=queue_offset, **changes), NOW_MS)
         return self.channel.answers()
@@ -63,12 +64,15 @@ def bench() -> Bench:
     return Bench()
 
 
-def bodies(answer: Answer) -> list[bytes]:
+def bodies(answer: Response) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]
 
 
 def test_stored_messages_are_found(bench: Bench) -> None:
     bench.send(b"0", b"1", b"2")
+    topic = msgspec.structs.replace(bench.topics.get("T"), topic_sys_flag=2)
+    bench.topics.put(topic, now_ms=NOW_MS)
+    bench.groups.put(GroupConfig(group_name="g", group_sys_flag=3), now_ms=NOW_MS)
     [answer] = bench.pull(1, max_msg_nums=1)
     assert (answer.code, answer.remark, bodies(answer)) == (0, "FOUND", [b"1"])
     assert answer.ext_fields == {
@@ -76,7 +80,25 @@ def test_stored_messages_are_found(bench: Bench) -> None:
         "nextBeginOffset": "2",
         "minOffset": "0",
         "maxOffset": "3",
+        "topicSysFlag": "2",
+        "groupSysFlag": "3",
     }
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        (ConsumeConfig(), 32),
+        (ConsumeConfig(pull_messages_max=40), 40),
+        (ConsumeConfig(pull_messages_max=3), 3),
+        (ConsumeConfig(pull_bytes_max=1), 1),
+    ],
+)
+def test_the_settings_limit_a_response(config: ConsumeConfig, count: int) -> None:
+    bench = Bench(config)
+    bench.send(*(b"x" for _ in range(50)))
+    [answer] = bench.pull(max_msg_nums=1000)
+    assert len(bodies(answer)) == count
 
 
 @pytest.mark.parametrize(

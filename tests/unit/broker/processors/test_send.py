@@ -17,7 +17,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.testing.disks import MemoryDisk
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import (
     FakeChannel,
     a_send,
@@ -52,7 +52,7 @@ class Bench:
         fields = {"topic_name": name, "read_queue_nums": 4, "write_queue_nums": 4}
         self.broker.topics.put(TopicConfig(**{**fields, **changes}), now_ms=NOW_MS)
 
-    def send(self, topic: str = "T", body: bytes = b"body", **changes: Any) -> Answer:
+    def send(self, topic: str = "T", body: bytes = b"body", **changes: Any) -> Response:
         self.broker.handle(self.channel, a_send(topic, body, **changes), NOW_MS)
         self.broker.end_turn(NOW_MS)
         return self.channel.answer()
@@ -84,7 +84,7 @@ def bench() -> Bench:
         ("unknown", {"default_topic_queue_nums": -1}, 29),
         ("T", {"queue_id": 4}, 29),
         ("T", {"queue_id": 4, "properties": "a" * 40_000}, 29),
-        ("%RETRY%nobody", {}, 26),
+        (f"%RETRY%{'g' * 121}", {}, 26),
         ("%RETRY%nobody", {"queue_id": 1}, 29),
         ("T", {"properties": "a" * 40_000}, 13),
         ("T", {"body": b"x" * 2049}, 13),
@@ -248,6 +248,17 @@ def test_the_response_to_a_bulk_batch_has_only_the_first_id(
     assert answer.ext_fields["msgId"] == f"{HOST.hex().upper()}{first.log_offset:016X}"
 
 
+@pytest.mark.parametrize("delay", [b"DELAY\x013\x02", b"TIMER_DELAY_SEC\x015\x02"])
+def test_a_delayed_message_of_a_batch_is_delivered_at_once_as_by_rocketmq(
+    bench: Bench, delay: bytes
+) -> None:
+    items = [BatchItem(0, b"first", b"UNIQ_KEY\x01K1\x02"), BatchItem(0, b"second", delay)]
+    assert bench.send(body=encode_batch(items), batch=True).code == 0
+    records = stored(bench.store, "T")
+    assert [bytes(record.body) for record in records] == [b"first", b"second"]
+    assert delay in records[1].properties
+
+
 def test_a_message_of_a_batch_is_found_by_its_key_and_has_no_tag(bench: Bench) -> None:
     bench.send(body=encode_batch([BatchItem(0, b"x", b"UNIQ_KEY\x01K1\x02")]), batch=True)
     [record] = stored(bench.store, "T")
@@ -261,7 +272,8 @@ def test_a_message_of_a_batch_is_found_by_its_key_and_has_no_tag(bench: Bench) -
         ("T", {"body": b""}),
         ("T", {"body": b"garbage"}),
         ("T", {"sys_flag": 4}),
-        ("T", {"body": encode_batch([BatchItem(0, b"x", b"DELAY\x011\x02")])}),
+        ("T", {"body": encode_batch([BatchItem(0, b"x", b"TRAN_MSG\x01true\x02")])}),
+        ("T", {"properties": "DELAY\x013\x02"}),
         ("%RETRY%g", {}),
     ],
 )

@@ -148,6 +148,7 @@ def test_retries_are_spread_over_the_groups_retry_queues(bench: Bench) -> None:
 )
 def test_an_invalid_send_back_is_refused(bench: Bench, changes: dict[str, Any], code: int) -> None:
     offset = bench.failed()
+    bench.groups.auto_create = False
     with pytest.raises(EscrowError) as refused:
         bench.send_back(**{"offset": offset, **changes})
     assert response_code(refused.value) == code
@@ -183,7 +184,14 @@ def test_a_dead_letter_of_an_orderly_group_is_not_retried(bench: Bench, ahead_ms
     assert bench.retried(record).topic == "%DLQ%g"
 
 
+def test_a_send_back_creates_the_group_if_groups_are_created_automatically(bench: Bench) -> None:
+    bench.send_back(bench.failed(), group="new")
+    assert [record.topic for record in bench.made] == ["%RETRY%new"]
+    assert bench.groups.find("new") is not None
+
+
 def test_a_retry_of_a_group_that_is_not_configured_is_refused(bench: Bench) -> None:
+    bench.groups.auto_create = False
     with pytest.raises(RequestRefused) as refused:
         bench.retried(sample(topic="%RETRY%nobody"))
     assert refused.value.code == 26

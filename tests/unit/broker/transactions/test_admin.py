@@ -23,7 +23,7 @@ from escrowmq.remoting.headers import (
     TransactionHeader,
 )
 from escrowmq.testing.disks import MemoryDisk
-from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Answer
+from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Response
 from tests.support.broker_requests import FakeChannel, a_send, ask, bodies, stored
 from tests.support.stores import HOST, NOW_MS, open_store
 
@@ -50,12 +50,12 @@ class Bench:
         self.channel = FakeChannel()
         self.now_ms = now_ms
 
-    def ask(self, code: int, fields: Header) -> Answer:
+    def ask(self, code: int, fields: Header) -> Response:
         self.broker.handle(self.channel, ask(code, fields), self.now_ms)
         self.broker.end_turn(self.now_ms)
         return self.channel.answer()
 
-    def park(self, key: str, *, topic: str = "T", group: str = "p", more: str = "") -> Answer:
+    def park(self, key: str, *, topic: str = "T", group: str = "p", more: str = "") -> Response:
         properties = f"UNIQ_KEY\x01{key}\x02TRAN_MSG\x01true\x02PGROUP\x01{group}\x02{more}"
         request = a_send(topic, b"body of " + key.encode(), properties=properties, sys_flag=4)
         self.broker.handle(self.channel, request, self.now_ms)
@@ -69,7 +69,9 @@ class Bench:
             self.broker.tick(self.now_ms)
             self.broker.end_turn(self.now_ms)
 
-    def end(self, sent: Answer, verdict: int, *, group: str = "p", check: bool = False) -> Answer:
+    def end(
+        self, sent: Response, verdict: int, *, group: str = "p", check: bool = False
+    ) -> Response:
         fields = EndTransaction(
             producer_group=group,
             tran_state_table_offset=int(sent.ext_fields["queueOffset"]),
@@ -101,13 +103,13 @@ class Bench:
     def steps(self, name: str) -> list[str]:
         return [step["what"] for step in self.history(name)["steps"]]
 
-    def settle(self, name: str, verdict: int, reason: str = "because", by: str = "ann") -> Answer:
+    def settle(self, name: str, verdict: int, reason: str = "because", by: str = "ann") -> Response:
         fields = SettleTransaction(
             transaction_id=name, commit_or_rollback=verdict, reason=reason, operator=by
         )
         return self.ask(RequestCode.SETTLE_TRANSACTION, fields)
 
-    def resume(self, name: str) -> Answer:
+    def resume(self, name: str) -> Response:
         fields = ResumeTransaction(transaction_id=name, reason="try again", operator="ann")
         return self.ask(RequestCode.RESUME_TRANSACTION, fields)
 

@@ -20,7 +20,7 @@ from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import CRC_PROPERTY_BYTES_MAX, PROPERTIES_BYTES_MAX, NewRecord
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import Header, ResumeTransaction
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_send, ask
 from tests.support.escrows import (
     COMMIT,
@@ -44,7 +44,7 @@ def send_half(
     body_bytes: int,
     topic: str = "T",
     **special: str,
-) -> Answer:
+) -> Response:
     """Send a half whose properties have this many bytes, as the client encodes them."""
     properties = {"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": key, **special}
     missing = properties_bytes - len(encode_properties(properties)) - len("fill\x01\x02")

@@ -401,7 +401,9 @@ def test_w17_a_delay_counts_from_the_commit(bench: EscrowBench, delay: dict[str,
     bench.tick(999)
     assert bench.bodies() == []
     bench.tick(1)
-    assert bench.bodies() == [b"k"]
+    [final] = bench.messages()
+    assert final.body == b"k"
+    assert decode_properties(final.properties).items() >= delay.items()
 
 
 def test_w19_flag_and_properties_are_those_of_the_send(bench: EscrowBench) -> None:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from escrowmq.config import StoreConfig
-from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, HalfPosition
+from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, HalfPosition, an_end_of_many
 from tests.unit.broker.transactions.test_rocketmq_weak_points import IMMUNITY_MS
 
 SMALL = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
@@ -83,3 +83,31 @@ def test_recovery_reports_unreadable_halves(
     assert bench.state_in_memory(whole) == "open"
     while bench.store.begin == 0:
         assert bench.remove_log_file()
+
+
+def group_with_a_half_damaged_after_its_decision() -> tuple[EscrowBench, list[HalfPosition]]:
+    """Return halves whose common commit is stored; the last one was damaged before its piece."""
+    bench = EscrowBench(settings=SMALL, piece_bytes=1000)
+    positions = [bench.park(f"k{number}", body=b"x" * 200) for number in range(8)]
+    bench = bench.restarted()  # forgets the cached finals, so that the halves are read
+    bench.turn(an_end_of_many(list(positions), COMMIT))
+    damage(bench, positions[-1], 90)
+    while not (answers := bench.channel.answers()):
+        bench.tick(100)
+    assert answers[0].code == 0
+    assert len(bench.bodies()) == len(positions) - 1
+    return bench, positions
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(COMMIT, 1), (ROLLBACK, 0)])
+def test_a_half_damaged_after_its_group_decision_can_be_ended(verdict: int, code: int) -> None:
+    bench, positions = group_with_a_half_damaged_after_its_decision()
+    assert bench.end(positions[-1], verdict).code == code
+
+
+def test_a_half_damaged_after_its_group_decision_does_not_keep_its_segment() -> None:
+    bench, positions = group_with_a_half_damaged_after_its_decision()
+    fill(bench)
+    while bench.store.begin <= positions[-1].log_offset:
+        assert bench.remove_log_file()
+    assert len(bench.coordinator.halves) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from escrowmq import Message, MessageQueue, Producer
 from escrowmq.client.producer.sender import queue_for_key
-from escrowmq.client.routes import Route
+from escrowmq.client.topic_route import Route
 from escrowmq.errors import (
     ClientClosed,
     LocalProtocolError,

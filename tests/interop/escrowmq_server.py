@@ -1,36 +1,33 @@
-"""EscrowMQ on loopback, as a user starts it: `escrowmq serve` in a process of its own.
+"""EscrowMQ on loopback, as a user starts it: `escrowmq serve` in its own process.
 
-    with EscrowMQ(tmp_path) as ours, Client(ours.address) as client:
+    with EscrowMQ(tmp_path) as server, Client(server.address) as client:
         client.send("orders", b"hello")
 
-It shares the leash, the ports and the way of waiting with the harness for Apache RocketMQ, so
-that the one can stand where the other stood.
+It has the interface of `ApacheRocketMQ` and shares its process handling, so that one can replace
+the other on the same directory and port.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from tests.interop import apache
-from tests.interop.apache import BrokerFailed, Leashed
-from tests.interop.remoting import Client, Refused
+from tests.interop.apache import ChildProcess, ProcessFailed
+from tests.interop.remoting import Client
 
 _MAIN = "from escrowmq.cli.main import main; main()"
-_ATTEMPTS = 3
-_ROUTE_S = 20
-_POLL_S = 0.05
-
 Role = Literal["all", "broker", "namesrv"]
 
 
 class EscrowMQ:
-    """Name server and broker, or one of them; `namesrv_address` says where the other is."""
+    """A name server and a broker, or one of them.
+
+    A broker alone registers with the name server at `namesrv_address`.
+    """
 
     def __init__(
         self,
@@ -45,8 +42,8 @@ class EscrowMQ:
         self.settings = dict(settings or {})
         self.role = role
         self.port = self.namesrv_port = 0
-        self._elsewhere = namesrv_address
-        self._process: Leashed | None = None
+        self._external_namesrv_address = namesrv_address
+        self._process: ChildProcess | None = None
 
     @property
     def address(self) -> str:
@@ -54,7 +51,7 @@ class EscrowMQ:
 
     @property
     def namesrv_address(self) -> str:
-        return self._elsewhere or f"127.0.0.1:{self.namesrv_port}"
+        return self._external_namesrv_address or f"127.0.0.1:{self.namesrv_port}"
 
     def __enter__(self) -> EscrowMQ:
         self.start()
@@ -70,81 +67,65 @@ class EscrowMQ:
 
     def start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(apache.PORT_ATTEMPTS):
             if self.port == 0 or attempt > 0:
                 self.namesrv_port, self.port = apache.free_server_ports()
             self._process = self._serve()
             try:
-                self._process.await_ready(self._is_ready)
+                self._process.wait_until_ready(self._is_ready)
                 return
-            except BrokerFailed as error:
+            except ProcessFailed as error:
                 self._process = None
-                if "in use" not in str(error) or attempt == _ATTEMPTS - 1:
+                if "in use" not in str(error) or attempt == apache.PORT_ATTEMPTS - 1:
                     raise
 
     def stop(self) -> None:
-        """In order: whoever stops a broker may rely on its store being closed."""
+        """Stop cleanly. Raises ProcessFailed if the store was not closed."""
         if self._process is not None:
             process, self._process = self._process, None
             process.stop()
             if (self.store / "abort").exists():
-                raise BrokerFailed(f"not stopped in order; the log ends:\n{self.log_tail()}")
+                raise ProcessFailed(f"the store was not closed; the log ends:\n{self.log_tail()}")
 
     def kill(self) -> None:
-        """As kill -9 does it."""
+        """Kill the process with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def create_topic(self, topic: str, *, queues: int = 4) -> None:
-        """And wait until the name server tells clients about it."""
+        """Create a topic and wait until the name server has its route."""
         with Client(self.address) as client:
             client.create_topic(topic, queues=queues)
-        await_route(self.namesrv_address, topic, self.address)
+        apache.wait_for_route(self.namesrv_address, topic, self.address)
 
     def log_tail(self, lines: int = 40) -> str:
+        """Return the last lines of the log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     @property
     def _log(self) -> Path:
         return self.directory / f"{self.role}.out"
 
-    def _serve(self) -> Leashed:
+    def _serve(self) -> ChildProcess:
         settings = dict(self.settings)
-        if self._elsewhere:
-            settings["namesrvAddr"] = self._elsewhere
+        if self._external_namesrv_address:
+            settings["namesrvAddr"] = self._external_namesrv_address
         conf = self.directory / "escrowmq.conf"
         conf.write_text(apache.properties_text(settings))
-        flags: dict[str, object] = {"-c": conf, "--role": self.role}
+        options: dict[str, object] = {"-c": conf, "--role": self.role}
         if self.role != "namesrv":
-            flags |= {"--data": self.store, "--port": self.port}
+            options |= {"--data": self.store, "--port": self.port}
         if self.role != "broker":
-            flags |= {"--namesrv-port": self.namesrv_port}
-        arguments = [str(part) for flag in flags.items() for part in flag]
+            options |= {"--namesrv-port": self.namesrv_port}
+        arguments = [str(part) for option in options.items() for part in option]
         command = [sys.executable, "-c", _MAIN, "serve", *arguments]
-        return Leashed(command, name=f"escrowmq {self.role}", output=self._log)
+        return ChildProcess(command, name=f"escrowmq {self.role}", output=self._log)
 
     def _is_ready(self) -> bool:
         if self.role == "namesrv":
             return apache.is_listening(self.namesrv_address)
-        # A broker answers for its template topic as soon as the name server knows it.
-        return apache.is_listening(self.address) and has_route(
+        # TBW102 has a route as soon as the broker is registered.
+        return apache.is_listening(self.address) and apache.has_route(
             self.namesrv_address, "TBW102", self.address
         )
-
-
-def has_route(namesrv: str, topic: str, broker: str) -> bool:
-    """Does this name server send a topic's clients to this broker?"""
-    with contextlib.suppress(OSError, Refused), Client(namesrv) as client:
-        route = client.route(topic)
-        brokers = route["brokerDatas"] if route else []
-        return any(broker in each["brokerAddrs"].values() for each in brokers)
-    return False
-
-
-def await_route(namesrv: str, topic: str, broker: str) -> None:
-    deadline = time.monotonic() + _ROUTE_S
-    while not has_route(namesrv, topic, broker):
-        if time.monotonic() > deadline:
-            raise BrokerFailed(f"{namesrv} does not know that {topic} is at {broker}")
-        time.sleep(_POLL_S)

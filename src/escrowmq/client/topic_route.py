@@ -1,0 +1,61 @@
+"""The route of a topic, decoded from what a name server responds.
+
+`Routes` of the asyncio client and `admin.Cluster` share it. It imports no asyncio, because commands
+and Spark's tasks run no event loop and should start quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from escrowmq.client.messages import MessageQueue
+from escrowmq.remoting.bodies import TopicRoute
+
+MASTER_ID: Final = 0
+_READ_PERMISSION: Final = 4
+_WRITE_PERMISSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The queues of one topic and the addresses of their brokers."""
+
+    topic: str
+    writable_queues: tuple[MessageQueue, ...]
+    readable_queues: tuple[MessageQueue, ...]
+    broker_addresses: dict[str, str]  # broker name -> address of its master
+    reader_addresses: dict[str, str]  # broker name -> address to read from; see parse_route
+    is_template: bool = False  # the topic does not exist yet; the first send creates it
+
+
+def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool = False) -> Route:
+    """Return the queues that a name server lists for a topic, sorted by broker and number.
+
+    A broker without a master is left out, because it takes no sends. With `include_replicas` its
+    queues are readable, and `reader_addresses` has the replica with the lowest number.
+    """
+    masters = {
+        broker.broker_name: broker.broker_addrs[MASTER_ID]
+        for broker in topic_route.broker_datas
+        if MASTER_ID in broker.broker_addrs
+    }
+    readers = masters
+    if include_replicas:
+        readers = {
+            broker.broker_name: broker.broker_addrs[min(broker.broker_addrs)]
+            for broker in topic_route.broker_datas
+            if broker.broker_addrs
+        }
+    writable: list[MessageQueue] = []
+    readable: list[MessageQueue] = []
+    for entry in sorted(topic_route.queue_datas, key=lambda entry: entry.broker_name):
+        for permission, count, addresses, queues in (
+            (_WRITE_PERMISSION, entry.write_queue_nums, masters, writable),
+            (_READ_PERMISSION, entry.read_queue_nums, readers, readable),
+        ):
+            if entry.perm & permission and entry.broker_name in addresses:
+                queues += (
+                    MessageQueue(topic, entry.broker_name, queue_id) for queue_id in range(count)
+                )
+    return Route(topic, tuple(writable), tuple(readable), masters, readers)

@@ -1,0 +1,68 @@
+"""`escrowmq transaction cursors`, and the group that RocketMQ keeps the cursors in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.remoting import COMMIT, Client, SendResult
+from tests.support.brokers import Served
+from tests.support.commands import run
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path, conf={"transactionTimeOut": 600_000}) as broker:
+        yield broker
+
+
+def command(served: Served, *arguments: str) -> str:
+    result = run(*arguments, "-n", served.namesrv_address)
+    assert result.code == 0, result.err
+    return result.out
+
+
+def park(client: Client, key: str) -> SendResult:
+    return client.send_half("orders", b"body", {"UNIQ_KEY": key}, group="pay")
+
+
+def test_cursors_show_both_queues_and_the_first_open_half(served: Served) -> None:
+    with served.client() as client:
+        client.end_transaction(park(client, "A"), COMMIT, topic="orders", group="pay")
+        park(client, "B")
+        client.end_transaction(park(client, "C"), COMMIT, topic="orders", group="pay")
+    [row] = json.loads(command(served, "transaction", "cursors", "--json"))
+    assert row["half"] == {
+        "topic": "RMQ_SYS_TRANS_HALF_TOPIC",
+        "cursor": 1,
+        "end": 3,
+        "first_open": 1,
+    }
+    assert row["op"] == {"topic": "RMQ_SYS_TRANS_OP_HALF_TOPIC", "cursor": 1, "end": 2}
+    assert (row["open"], row["stranded"]) == (1, 0)
+    assert ISO.fullmatch(row["next_due"])
+    heading, half_line, op_line = command(served, "transaction", "cursors").splitlines()
+    assert heading.split()[:4] == ["BROKER", "QUEUE", "CURSOR", "END"]
+    assert half_line.split()[1:7] == ["RMQ_SYS_TRANS_HALF_TOPIC", "1", "3", "1", "1", "0"]
+    assert op_line.split()[1:] == ["RMQ_SYS_TRANS_OP_HALF_TOPIC", "1", "2"]
+
+
+def test_the_group_of_the_cursors_is_listed_with_all(served: Served) -> None:
+    with served.client() as client:
+        client.end_transaction(park(client, "A"), COMMIT, topic="orders", group="pay")
+
+    def listed(*options: str) -> set[str]:
+        listing = command(served, "group", "list", "--json", *options)
+        return {row["group"] for row in json.loads(listing)}
+
+    wait_until(lambda: "CID_RMQ_SYS_TRANS" in listed("--all"), "the cursors are stored")
+    assert "CID_RMQ_SYS_TRANS" not in listed()

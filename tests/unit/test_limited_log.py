@@ -1,0 +1,45 @@
+"""A client that repeats a mistake a thousand times leaves a few lines in the log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from escrowmq.limited_log import LINES_MAX, PERIOD_MS, LimitedLog
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def limited_log() -> LimitedLog:
+    return LimitedLog(logging.getLogger("tests.limited"))
+
+
+def test_only_the_first_warnings_of_a_period_are_logged(
+    limited_log: LimitedLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1_000):
+        limited_log.warning(NOW_MS + number, "refused number=%d", number)
+    expected = [f"refused number={number}" for number in range(LINES_MAX)]
+    assert caplog.messages == expected
+
+
+def test_the_next_period_says_how_many_were_not_logged(
+    limited_log: LimitedLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(LINES_MAX + 5):
+        limited_log.warning(NOW_MS, "refused number=%d", number)
+    caplog.clear()
+    limited_log.warning(NOW_MS + PERIOD_MS, "refused again")
+    assert caplog.messages == ["5 similar warnings were not logged", "refused again"]
+    limited_log.warning(NOW_MS + PERIOD_MS, "and again")
+    assert caplog.messages[2:] == ["and again"]
+
+
+def test_a_clock_that_is_set_back_does_not_silence_the_log(
+    limited_log: LimitedLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited_log.warning(NOW_MS, "before")
+    limited_log.warning(NOW_MS - 3_600_000, "after")
+    assert caplog.messages == ["before", "after"]
