@@ -18,14 +18,14 @@ pytestmark = pytest.mark.slow
 def test_messages_that_the_driver_counts_are_stored(tmp_path: Path) -> None:
     plan = replace(QUICK, seconds=1.5, warm_up_s=0.1)
     ours = Client("ours")
-    with Server(tmp_path / "broker") as served:
-        create_topics(int(served.address.rpartition(":")[2]))
+    with Server(tmp_path / "broker") as server:
+        create_topics(int(server.address.rpartition(":")[2]))
         counts = dict.fromkeys(TOPICS, 0)
         for load in (LOADS[1], LOADS[2], LOADS[4]):  # threads, in flight, transactions
-            ours.measure(load, served.namesrv_address, plan, tmp_path)
+            ours.measure(load, server.namesrv_address, plan, tmp_path)
             assert not ours.reasons
             assert ours.failed[load] == 0
-            count = len(delivered_bodies(served, TOPICS[load.kind][0]))
+            count = len(delivered_bodies(server, TOPICS[load.kind][0]))
             assert count - counts[load.kind] >= ours.rate(load) * plan.seconds * 0.9 > 0
             counts[load.kind] = count
     results = table(ours, cpp_clients(), Client("ours", lack="not here"), grpc_client())

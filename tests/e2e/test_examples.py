@@ -29,17 +29,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Run a broker that checks open transactions after half a second."""
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500, "transactionCheckMax": 1000}
-    with Server(tmp_path_factory.mktemp("examples"), conf=conf) as served:
-        yield served
+    with Server(tmp_path_factory.mktemp("examples"), conf=conf) as server:
+        yield server
 
 
 class ExampleProcess:
     """A running example; `lines` has the output so far."""
 
-    def __init__(self, served: Server, directory: Path, command: list[str], database: str) -> None:
+    def __init__(self, server: Server, directory: Path, command: list[str], database: str) -> None:
         self.lines: list[str] = []
         root = str(EXAMPLES.parent)
         path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
@@ -48,7 +48,7 @@ class ExampleProcess:
             cwd=directory,
             env={
                 **os.environ,
-                "SERVERS": served.namesrv_address,
+                "SERVERS": server.namesrv_address,
                 "DATABASE": database,
                 "PYTHONPATH": path,
                 "PYTHONUNBUFFERED": "1",
@@ -101,11 +101,11 @@ class ExampleProcess:
 
 @contextmanager
 def run_example(
-    served: Server, directory: Path, *command: str, database: str = ""
+    server: Server, directory: Path, *command: str, database: str = ""
 ) -> Iterator[ExampleProcess]:
     """Start an example. It is killed at the end of the block if it still runs."""
     database = database or f"sqlite:///{directory / 'x.db'}"
-    example = ExampleProcess(served, directory, list(command), database)
+    example = ExampleProcess(server, directory, list(command), database)
     try:
         yield example
     finally:
@@ -138,26 +138,26 @@ def wait_until_open(address: str, server: ExampleProcess) -> None:
 # --- the plain script ----------------------------------------------------------------------------
 
 
-def test_the_script_makes_one_transfer_in_each_run(served: Server, tmp_path: Path) -> None:
+def test_the_script_makes_one_transfer_in_each_run(server: Server, tmp_path: Path) -> None:
     for balances in ("bob 70, smith 30", "bob 40, smith 60"):
-        with run_example(served, tmp_path, script("plain_script.py")) as example:
+        with run_example(server, tmp_path, script("plain_script.py")) as example:
             assert example.wait() == 0, example.output
         assert example.lines[-1] == balances
-    wait_until_settled(served)
-    assert delivered_bodies(served, "transfers") == [b"30", b"30"]
+    wait_until_settled(server)
+    assert delivered_bodies(server, "transfers") == [b"30", b"30"]
 
 
 # --- web services --------------------------------------------------------------------------------
 
 
 def test_the_fastapi_service_saves_an_order_and_sends_its_message_or_neither(
-    served: Server, tmp_path: Path
+    server: Server, tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     command = ["-m", "uvicorn", "examples.fastapi_service:app", "--port", str(port)]
     database = f"sqlite+aiosqlite:///{tmp_path / 'x.db'}"
-    with run_example(served, tmp_path, *command, database=database) as service:
+    with run_example(server, tmp_path, *command, database=database) as service:
         wait_until_open(address, service)
         created = httpx.post(f"{address}/orders", params={"item": "lamp"}, timeout=WAIT_S)
         assert created.status_code == 201, service.output
@@ -169,48 +169,48 @@ def test_the_fastapi_service_saves_an_order_and_sends_its_message_or_neither(
         order = httpx.get(f"{address}/orders/{order_id}").json()
         assert service.wait(signal.SIGTERM) in (0, -signal.SIGTERM), service.output
     assert first_column(tmp_path, "SELECT id FROM orders") == [order_id]
-    bodies = [json.loads(body) for body in delivered_bodies(served, "web-orders")]
+    bodies = [json.loads(body) for body in delivered_bodies(server, "web-orders")]
     assert bodies == [order] == [{"id": order_id, "item": "lamp", "count": 1}]
 
 
 def test_the_django_view_saves_an_order_and_sends_its_message_or_neither(
-    served: Server, tmp_path: Path
+    server: Server, tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     site, database = script("django_view.py"), str(tmp_path / "x.db")
-    with run_example(served, tmp_path, site, "migrate", database=database) as migration:
+    with run_example(server, tmp_path, site, "migrate", database=database) as migration:
         assert migration.wait() == 0, migration.output
     command = [site, "runserver", "--noreload", f"127.0.0.1:{port}"]
-    with run_example(served, tmp_path, *command, database=database) as service:
+    with run_example(server, tmp_path, *command, database=database) as service:
         wait_until_open(address, service)
         created = httpx.post(f"{address}/orders", data={"item": "lamp"}, timeout=WAIT_S)
         assert created.status_code == 201, service.output
         assert httpx.post(f"{address}/orders", timeout=WAIT_S).status_code == 500
         assert httpx.get(f"{address}/orders").json() == {"orders": ["lamp"]}
         service.wait(signal.SIGINT)
-    assert delivered_bodies(served, "site-orders") == [b"lamp"]
+    assert delivered_bodies(server, "site-orders") == [b"lamp"]
 
 
 # --- the worker ----------------------------------------------------------------------------------
 
 
-def test_the_worker_performs_each_task_once(served: Server, tmp_path: Path) -> None:
+def test_the_worker_performs_each_task_once(server: Server, tmp_path: Path) -> None:
     guests = [f"guest-{number}@example.org" for number in range(8)]
     worker = script("worker.py")
-    with run_example(served, tmp_path, worker, "sign-up", *guests) as sign_up:
+    with run_example(server, tmp_path, worker, "sign-up", *guests) as sign_up:
         assert sign_up.wait() == 0, sign_up.output
-    with run_example(served, tmp_path, worker, "sign-up", guests[0]) as repeated:
+    with run_example(server, tmp_path, worker, "sign-up", guests[0]) as repeated:
         assert repeated.wait() != 0  # the address exists: no row is saved, no task is sent
-    with run_example(served, tmp_path, worker, "work") as working:
+    with run_example(server, tmp_path, worker, "work") as working:
         working.wait_for("welcomed", times=len(guests))
         assert working.wait(signal.SIGTERM) == 0, working.output
-    wait_until_settled(served)
+    wait_until_settled(server)
     assert first_column(tmp_path, "SELECT address FROM letter ORDER BY address") == guests
 
 
-def test_the_worker_prints_its_usage(served: Server, tmp_path: Path) -> None:
-    with run_example(served, tmp_path, script("worker.py")) as example:
+def test_the_worker_prints_its_usage(server: Server, tmp_path: Path) -> None:
+    with run_example(server, tmp_path, script("worker.py")) as example:
         assert example.wait() == 1
     assert "sign-up" in example.output
 
@@ -220,12 +220,12 @@ def test_the_worker_prints_its_usage(served: Server, tmp_path: Path) -> None:
 
 def test_the_listener_example_shows_what_became_of_each_message(tmp_path: Path) -> None:
     with (
-        Server(tmp_path / "broker", conf=SHORT_CHECKS) as served,
-        run_example(served, tmp_path, script("transaction_listener.py")) as example,
+        Server(tmp_path / "broker", conf=SHORT_CHECKS) as server,
+        run_example(server, tmp_path, script("transaction_listener.py")) as example,
     ):
         assert example.wait() == 0, example.output
         assert example.lines[-len(RESULTS) :] == RESULTS, example.output
-        bodies = delivered_bodies(served, "TopicTest1234")
+        bodies = delivered_bodies(server, "TopicTest1234")
         assert bodies == [b"Hello RocketMQ %d" % number for number in (1, 4, 7)]
 
 
@@ -233,26 +233,26 @@ def test_the_listener_example_shows_what_became_of_each_message(tmp_path: Path) 
 
 
 def test_database_and_messages_agree_after_a_kill_before_or_after_the_commit(
-    served: Server, tmp_path: Path
+    server: Server, tmp_path: Path
 ) -> None:
     example = script("twenty_lines.py")
-    with run_example(served, tmp_path, example) as before_commit:
+    with run_example(server, tmp_path, example) as before_commit:
         before_commit.wait_for("KILL ME NOW")
-        assert open_halves(served) == 1
+        assert open_halves(server) == 1
         before_commit.wait(signal.SIGKILL)
-    with run_example(served, tmp_path, example) as after_commit:
+    with run_example(server, tmp_path, example) as after_commit:
         after_commit.wait_for("paid [], shipped []: they agree")
         after_commit.wait_for("KILL ME NOW")
         after_commit.press_enter()
         after_commit.wait_for("KILL ME NOW", times=2)
         after_commit.wait(signal.SIGKILL)
     assert first_column(tmp_path, "SELECT id FROM paid") == [1]
-    with run_example(served, tmp_path, example) as not_killed:
+    with run_example(server, tmp_path, example) as not_killed:
         not_killed.wait_for("paid [1], shipped [1]: they agree")
         for times in (1, 2):
             not_killed.wait_for("KILL ME NOW", times)
             not_killed.press_enter()
         assert not_killed.wait() == 0, not_killed.output
     assert not_killed.lines[-1] == "paid [1, 2], shipped [1, 2]: they agree"
-    wait_until_settled(served)
-    assert delivered_bodies(served, "twenty-orders") == [b"1", b"2"]
+    wait_until_settled(server)
+    assert delivered_bodies(server, "twenty-orders") == [b"1", b"2"]

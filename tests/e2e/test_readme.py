@@ -21,8 +21,8 @@ def test_a_program_of_the_documentation_prints_what_it_says(
 ) -> None:
     _, _, section = (README.parent / page).read_text().partition(heading or "# ")
     [program, *_] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    with Server(tmp_path) as served:
-        code = program.replace("127.0.0.1:9876", served.namesrv_address)
+    with Server(tmp_path) as server:
+        code = program.replace("127.0.0.1:9876", server.namesrv_address)
         assert code != program
         run = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False

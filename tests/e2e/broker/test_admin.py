@@ -36,7 +36,7 @@ def test_an_admin_request_is_forwarded_to_the_consumer_and_its_response_comes_ba
     tmp_path: Path,
 ) -> None:
     fields = {"consumerGroup": "g", "clientId": "c", "jstackEnable": "false"}
-    with Server(tmp_path) as served, served.client() as consumer, served.client() as operator:
+    with Server(tmp_path) as server, server.client() as consumer, server.client() as operator:
         join_group(consumer)
         operator.send_request(RUNNING_INFO, fields, b"", flag=0)
         header, _ = next_request(consumer, RUNNING_INFO)
@@ -57,7 +57,7 @@ def test_an_admin_request_is_forwarded_to_the_consumer_and_its_response_comes_ba
 
 
 def test_members_are_notified_of_an_offset_reset(tmp_path: Path) -> None:
-    with Server(tmp_path) as served, served.client() as consumer, served.client() as operator:
+    with Server(tmp_path) as server, server.client() as consumer, server.client() as operator:
         operator.create_topic("orders", queues=1)
         operator.send("orders", b"1")
         join_group(consumer)
@@ -71,8 +71,8 @@ def test_members_are_notified_of_an_offset_reset(tmp_path: Path) -> None:
 
 
 def test_deletions_and_setting_changes_survive_a_kill(tmp_path: Path) -> None:
-    with Server(tmp_path) as served:
-        with served.client() as client:
+    with Server(tmp_path) as server:
+        with server.client() as client:
             client.create_topic("orders", queues=1)
             client.create_topic("bills", queues=1)
             client.send("orders", b"old")
@@ -83,23 +83,23 @@ def test_deletions_and_setting_changes_survive_a_kill(tmp_path: Path) -> None:
             client.expect(CHANGE_CONFIG, {}, b"maxMessageSize=100\nescrowLogLevel=ERROR\n")
             client.expect(CHANGE_CONFIG, {}, b"listenPort=1\n", allowed=(29,))
             assert b"maxMessageSize=100\n" in client.expect(CONFIG, {}).body
-        served.kill()
-        served.start()
-        with served.client() as client:
+        server.kill()
+        server.start()
+        with server.client() as client:
             assert b"maxMessageSize=100\n" in client.expect(CONFIG, {}).body
             client.create_topic("orders", queues=1)
             assert client.send("orders", b"new").queue_offset == 0
             assert client.committed_offset("g", "orders", 0) == 0
             assert [record.body for record in client.pull_all("bills", 0)] == [b"bill"]
-    served.assert_clean()
+    server.assert_clean()
 
 
 def test_key_values_of_a_name_server_survive_a_kill(tmp_path: Path) -> None:
-    with Server(tmp_path) as served:
+    with Server(tmp_path) as server:
         key = {"namespace": "space", "key": "colour"}
-        with served.namesrv_client() as name_server:
+        with server.namesrv_client() as name_server:
             name_server.expect(100, {**key, "value": "red"})
-        served.kill()
-        served.start()
-        with served.namesrv_client() as name_server:
+        server.kill()
+        server.start()
+        with server.namesrv_client() as name_server:
             assert name_server.expect(101, key).ext_fields["value"] == "red"

@@ -26,15 +26,15 @@ def run_store(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 class Load(threading.Thread):
     """Send messages until `stop`. `acknowledged` has the bodies that the broker acknowledged."""
 
-    def __init__(self, served: Server) -> None:
+    def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
-        self._served = served
+        self._server = server
         self._stop_requested = threading.Event()
         self.filled_a_segment = threading.Event()
         self.acknowledged: list[bytes] = []
 
     def run(self) -> None:
-        with self._served.client() as client:
+        with self._server.client() as client:
             number = 0
             while not self._stop_requested.is_set():
                 body = b"%d " % number + b"x" * 2000
@@ -50,24 +50,24 @@ class Load(threading.Thread):
 
 
 def test_a_backup_of_a_running_broker_has_every_acknowledged_message(tmp_path: Path) -> None:
-    with Server(tmp_path / "first", conf=SYNC) as served:
-        with served.client() as client:
+    with Server(tmp_path / "first", conf=SYNC) as server:
+        with server.client() as client:
             client.create_topic("orders")
             open_half = client.send_half("orders", b"open", {"UNIQ_KEY": "half-1"}, queue_id=1)
             other_half = client.send_half(
                 "orders", b"committed", {"UNIQ_KEY": "half-2"}, queue_id=1
             )
             client.end_transaction(other_half, COMMIT, topic="orders")
-            load = Load(served)
+            load = Load(server)
             load.start()
             assert load.filled_a_segment.wait(60)
             acknowledged = list(load.acknowledged)
             backup = run_store(
-                "backup", served.data, tmp_path / "backup", "--broker", served.address
+                "backup", server.data, tmp_path / "backup", "--broker", server.address
             )
             assert backup.returncode == 0, backup.stderr
             load.stop()
-        served.kill()
+        server.kill()
     restore = run_store("restore", tmp_path / "backup", tmp_path / "second" / "data", "--json")
     assert restore.returncode == 0, restore.stderr
     assert json.loads(restore.stdout)["clean"] is True
@@ -85,10 +85,10 @@ def test_a_backup_of_a_running_broker_has_every_acknowledged_message(tmp_path: P
 
 
 def test_a_store_without_a_running_broker_can_be_backed_up(tmp_path: Path) -> None:
-    with Server(tmp_path / "first") as served, served.client() as client:
+    with Server(tmp_path / "first") as server, server.client() as client:
         client.create_topic("orders")
         client.send("orders", b"1")
-    backup = run_store("backup", served.data, tmp_path / "backup", "--json")
+    backup = run_store("backup", server.data, tmp_path / "backup", "--json")
     assert backup.returncode == 0, backup.stderr
     assert json.loads(backup.stdout)["records"] >= 1
     restore = run_store("restore", tmp_path / "backup", tmp_path / "second" / "data")
@@ -101,9 +101,9 @@ def test_a_backup_or_restore_that_is_not_possible_is_refused_with_the_reason(
     tmp_path: Path,
 ) -> None:
     with (
-        Server(tmp_path / "first") as served,
+        Server(tmp_path / "first") as server,
         Server(tmp_path / "other") as other,
-        Client(served.address) as client,
+        Client(server.address) as client,
         Client(other.address) as other_client,
     ):
         client.create_topic("orders")
@@ -112,9 +112,9 @@ def test_a_backup_or_restore_that_is_not_possible_is_refused_with_the_reason(
         other_client.create_topic("orders")
         other_client.send("orders", b"1")
         target = tmp_path / "backup"
-        wrong_broker = run_store("backup", served.data, target / "1", "--broker", other.address)
-        unreachable = run_store("backup", served.data, target / "2", "--broker", "127.0.0.1:1")
-        not_empty = run_store("backup", served.data, tmp_path / "other", "--broker", served.address)
+        wrong_broker = run_store("backup", server.data, target / "1", "--broker", other.address)
+        unreachable = run_store("backup", server.data, target / "2", "--broker", "127.0.0.1:1")
+        not_empty = run_store("backup", server.data, tmp_path / "other", "--broker", server.address)
     no_store = run_store("backup", tmp_path / "nowhere", target / "3")
     incomplete = run_store("restore", target / "2", tmp_path / "third")
     no_backup = run_store("restore", tmp_path / "first" / "data", tmp_path / "third")
@@ -132,11 +132,11 @@ def test_a_backup_or_restore_that_is_not_possible_is_refused_with_the_reason(
 
 
 def test_a_damaged_backup_is_not_restored(tmp_path: Path) -> None:
-    with Server(tmp_path / "first") as served, served.client() as client:
+    with Server(tmp_path / "first") as server, server.client() as client:
         client.create_topic("orders")
         for number in range(20):
             client.send("orders", b"%d" % number * 100)
-    assert run_store("backup", served.data, tmp_path / "backup").returncode == 0
+    assert run_store("backup", server.data, tmp_path / "backup").returncode == 0
     [log] = (tmp_path / "backup" / "commitlog").iterdir()
     with log.open("r+b") as file:
         file.seek(1000)

@@ -95,8 +95,8 @@ def disconnect(client: Client) -> None:
 class ProducerConnections:
     """Many connections; in each round every one sends a message before a response is read."""
 
-    def __init__(self, served: Server, stack: contextlib.ExitStack) -> None:
-        self.connections = [stack.enter_context(served.client()) for _ in range(CONNECTIONS)]
+    def __init__(self, server: Server, stack: contextlib.ExitStack) -> None:
+        self.connections = [stack.enter_context(server.client()) for _ in range(CONNECTIONS)]
         self.sent: list[bytes] = []
         self._rounds = itertools.count()
 
@@ -117,8 +117,8 @@ def request_large_pulls(client: Client) -> None:
         client.send_request(11, fields, b"", flag=0)
 
 
-def assert_next_connection_is_refused(served: Server) -> None:
-    with served.client() as extra, pytest.raises(ConnectionError):
+def assert_next_connection_is_refused(server: Server) -> None:
+    with server.client() as extra, pytest.raises(ConnectionError):
         extra.max_offset("orders", 0)
 
 
@@ -130,9 +130,9 @@ def test_a_thousand_connections_are_served_and_one_above_the_limit_is_refused(
     conf = {"escrowConnectionsMax": CONNECTIONS + 3}
     with contextlib.ExitStack() as stack:
         with open_files_limit(256):  # the broker has to raise its limit itself
-            served = stack.enter_context(Server(tmp_path, conf=conf))
+            server = stack.enter_context(Server(tmp_path, conf=conf))
         stack.enter_context(open_files_limit(CONNECTIONS + 500))
-        client, not_reading, incomplete = (stack.enter_context(served.client()) for _ in range(3))
+        client, not_reading, incomplete = (stack.enter_context(server.client()) for _ in range(3))
         client.create_topic("orders", queues=QUEUES)
         for _ in range(4):
             client.send("long", b"x" * 65_000)
@@ -141,13 +141,13 @@ def test_a_thousand_connections_are_served_and_one_above_the_limit_is_refused(
         frame, middle = client.sent_frame, len(client.sent_frame) // 2
         incomplete.socket.sendall(frame[:middle])
 
-        producers = ProducerConnections(served, stack)
+        producers = ProducerConnections(server, stack)
         producers.send_round()
         for _ in range(3):
-            assert_next_connection_is_refused(served)
+            assert_next_connection_is_refused(server)
         producers.send_round()
         disconnect(producers.connections.pop())
-        producers.connections.append(stack.enter_context(served.client()))
+        producers.connections.append(stack.enter_context(server.client()))
         producers.send_round()
 
         bodies = [
@@ -160,8 +160,8 @@ def test_a_thousand_connections_are_served_and_one_above_the_limit_is_refused(
         assert next_response(incomplete).code == 0
         codes = Counter(next_response(not_reading).code for _ in range(LARGE_PULLS))
         assert codes == {0: LARGE_PULLS}
-    served.assert_clean()
-    assert "Traceback" not in served.errors
+    server.assert_clean()
+    assert "Traceback" not in server.errors
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -193,12 +193,12 @@ def test_a_hundred_groups_on_one_topic_get_all_messages_and_keep_their_offsets(
         for number in range(GROUPS)
         for queue_id in range(QUEUES)
     }
-    with Server(tmp_path) as served:
+    with Server(tmp_path) as server:
         with contextlib.ExitStack() as stack:
-            producer = stack.enter_context(served.client())
+            producer = stack.enter_context(server.client())
             producer.create_topic("news", queues=QUEUES)
             members = {
-                f"group-{number}": stack.enter_context(served.client()) for number in range(GROUPS)
+                f"group-{number}": stack.enter_context(server.client()) for number in range(GROUPS)
             }
             for group, client in members.items():
                 consumer_heartbeat(client, group, "news")
@@ -206,15 +206,15 @@ def test_a_hundred_groups_on_one_topic_get_all_messages_and_keep_their_offsets(
                 wake_all(members, producer, queue_offset)
             for (group, queue_id), queue_offset in committed.items():
                 members[group].commit_offset(group, "news", queue_id, queue_offset)
-        served.restart()
-        with served.client() as client:
+        server.restart()
+        with server.client() as client:
             offsets = {
                 (group, queue_id): client.committed_offset(group, "news", queue_id)
                 for group, queue_id in committed
             }
             assert offsets == committed
-    served.assert_clean()
-    assert "Traceback" not in served.errors
+    server.assert_clean()
+    assert "Traceback" not in server.errors
 
 
 # --- consumers and kill -9 -----------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_hundred_groups_on_one_topic_get_all_messages_and_keep_their_offsets(
 class Round:
     """The time from a start of the broker to its next kill, as events for the worker threads."""
 
-    served: Server
+    server: Server
     senders_should_stop: threading.Event = field(default_factory=threading.Event)
     all_sent: threading.Event = field(default_factory=threading.Event)
     commits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -276,7 +276,7 @@ class Consumer:
 
 
 def run_round(
-    served: Server,
+    server: Server,
     senders: list[Sender],
     consumers: list[Consumer],
     end_round: Callable[[Round], None],
@@ -285,12 +285,12 @@ def run_round(
 
     Returns the exceptions of the workers.
     """
-    current = Round(served)
+    current = Round(server)
     errors: list[Exception] = []
 
     def run(worker: Sender | Consumer) -> None:
         try:
-            with served.client() as client:
+            with server.client() as client:
                 worker.run(client, current)
         except Exception as error:
             errors.append(error)
@@ -326,7 +326,7 @@ def kill_after(commits: int) -> Callable[[Round], None]:
 
     def end_round(current: Round) -> None:
         wait(current)
-        current.served.kill()
+        current.server.kill()
 
     return end_round
 
@@ -335,16 +335,16 @@ def test_consumers_continue_after_a_kill_and_skip_no_message(tmp_path: Path) -> 
     senders = [Sender(queue_id) for queue_id in range(2)]
     consumers = [Consumer(group, sender.queue_id) for group in ("a", "b") for sender in senders]
     conf = {"flushDiskType": "SYNC_FLUSH", "flushConsumerOffsetInterval": 20}
-    with Server(tmp_path, conf=conf) as served:
-        with served.client() as client:
+    with Server(tmp_path, conf=conf) as server:
+        with server.client() as client:
             client.create_topic("orders", queues=len(senders))
         for commits in (100, 250, 400):
-            errors = run_round(served, senders, consumers, kill_after(commits))
+            errors = run_round(server, senders, consumers, kill_after(commits))
             assert [error for error in errors if not isinstance(error, OSError)] == []
             assert errors, "no worker noticed the kill"
-            served.start()
-        assert run_round(served, senders, consumers, finish_after(100)) == []
-        with served.client() as client:
+            server.start()
+        assert run_round(server, senders, consumers, finish_after(100)) == []
+        with server.client() as client:
             for sender in senders:
                 stored = [record.body for record in client.pull_all("orders", sender.queue_id)]
                 assert [body for body, count in Counter(stored).items() if count > 1] == []
@@ -354,12 +354,12 @@ def test_consumers_continue_after_a_kill_and_skip_no_message(tmp_path: Path) -> 
                         assert [body for _, body in sorted(consumer.bodies.items())] == stored
         # Offsets were saved at least once before a kill and read at the next start.
         assert any(consumer.start_offsets[-1] > 0 for consumer in consumers)
-        served.restart()
-        with served.client() as client:
+        server.restart()
+        with server.client() as client:
             for consumer in consumers:
                 offset = client.committed_offset(consumer.group, "orders", consumer.queue_id)
                 assert offset == consumer.committed == len(consumer.bodies)
-    served.assert_clean()
+    server.assert_clean()
 
 
 # --- topics --------------------------------------------------------------------------------------
@@ -396,19 +396,19 @@ def test_thousands_of_topics_are_created_served_and_survive_a_restart(
     topics = [f"topic-{number}" for number in range(count)]
     expected = [[topic.encode()] for topic in topics]
     # A stop takes long: each topic has a directory and a file that is flushed.
-    with Server(tmp_path, wait_s=120) as served:
-        with served.client() as client:
+    with Server(tmp_path, wait_s=120) as server:
+        with server.client() as client:
             client.create_group("readers")
             responses = pipelined(client, topics, create_topic_without_waiting)
             assert Counter(response.code for response in responses) == {0: count}
             responses = pipelined(client, topics, send_name_as_body)
             assert Counter(response.code for response in responses) == {0: count}
             assert bodies_by_topic(client, topics) == expected
-        served.restart()
-        with served.client() as client, served.namesrv_client() as name_server:
+        server.restart()
+        with server.client() as client, server.namesrv_client() as name_server:
             assert bodies_by_topic(client, topics) == expected
             route = name_server.route(topics[-1])
             assert route is not None
             assert [queues["writeQueueNums"] for queues in route["queueDatas"]] == [1]
-    served.assert_clean()
-    assert "Traceback" not in served.errors
+    server.assert_clean()
+    assert "Traceback" not in server.errors

@@ -26,9 +26,9 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
-def send_code(served: Server) -> int:
+def send_code(server: Server) -> int:
     """Send a message and return the code of the response, also that of a refusal."""
-    with served.client() as client:
+    with server.client() as client:
         try:
             client.send("t", b"more")
         except ResponseError as refused:
@@ -40,41 +40,41 @@ async def test_a_broker_killed_on_a_full_disk_starts_and_serves_reads(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
     sent = [b"%d" % number for number in range(50)]
-    with Server(tmp_path, conf=CONF) as served:
-        with served.client() as client:
+    with Server(tmp_path, conf=CONF) as server:
+        with server.client() as client:
             client.create_topic("t", queues=1)
             for body in sent:
                 client.send("t", body)
             half = client.send_half("t", b"half", {"UNIQ_KEY": "7F00000100010000000000000001"})
             disk.fill()
-        served.kill()
-        served.start()
-        assert send_code(served) == NOT_AVAILABLE
-        with served.client() as client:
+        server.kill()
+        server.start()
+        assert send_code(server) == NOT_AVAILABLE
+        with server.client() as client:
             assert [record.body for record in client.pull_all("t", 0)] == sent
             assert client.end_transaction(half, COMMIT, topic="t").code != 0
-        served.stop()  # without a checkpoint: the disk has no space for one
-        served.start()
-        with served.client() as client:
+        server.stop()  # without a checkpoint: the disk has no space for one
+        server.start()
+        with server.client() as client:
             assert [record.body for record in client.pull_all("t", 0)] == sent
         disk.free()
-        await wait_until_async(lambda: send_code(served) == 0)
-        with served.client() as client:
+        await wait_until_async(lambda: send_code(server) == 0)
+        with server.client() as client:
             assert client.end_transaction(half, COMMIT, topic="t").code == 0
             bodies = [record.body for record in client.pull_all("t", 0)]
     assert bodies == [*sent, b"more", b"half"]
-    served.assert_clean()
+    server.assert_clean()
 
 
 def test_a_first_start_on_a_full_disk_is_refused_with_what_to_do(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
     disk.fill()
-    served = Server(tmp_path, conf=CONF)
+    server = Server(tmp_path, conf=CONF)
     with pytest.raises(StartFailed) as refused:
-        served.start()
+        server.start()
     assert refused.value.exit_code == 2
     last_line = refused.value.errors.splitlines()[-1]
     assert "No space left on device" in last_line
-    assert f"free 64 MiB in {served.data}" in last_line
+    assert f"free 64 MiB in {server.data}" in last_line
     assert "Traceback" not in refused.value.errors

@@ -169,7 +169,7 @@ def malformed_fields(code: int) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("hostile")) as server:
         yield server
         assert_still_works(server)
@@ -178,16 +178,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def topic_and_group(served: Server) -> None:
+def topic_and_group(server: Server) -> None:
     """Create the topic and the group that requests name; an earlier test may have changed them."""
-    with served.client() as client:
+    with server.client() as client:
         client.create_topic("hostile")
         client.create_group("hostile-group")
 
 
-def assert_still_works(served: Server) -> None:
-    assert served.is_alive, served.errors
-    with served.client() as client, served.namesrv_client() as name_server:
+def assert_still_works(server: Server) -> None:
+    assert server.is_alive, server.errors
+    with server.client() as client, server.namesrv_client() as name_server:
         client.create_topic("good")
         sent = client.send("good", b"still here", {"KEYS": "k"})
         assert client.view_by_id(sent.message_id).body == b"still here"
@@ -196,9 +196,9 @@ def assert_still_works(served: Server) -> None:
         name_server.expect(105, {"topic": "TBW102"}, allowed=(0, 17))
 
 
-def assert_no_other_files(served: Server) -> None:
+def assert_no_other_files(server: Server) -> None:
     """Check that no name from a request became a path outside of the store."""
-    assert {path.name for path in served.directory.iterdir()} == {
+    assert {path.name for path in server.directory.iterdir()} == {
         *("broker.conf", "data", "serve.err")
     }
     expected = {
@@ -211,14 +211,14 @@ def assert_no_other_files(served: Server) -> None:
         "abort",
         "namesrv",
     }
-    names = {path.name for path in served.data.iterdir()}
+    names = {path.name for path in server.data.iterdir()}
     assert {name for name in names - expected if not name.startswith("escrowmq")} == set()
 
 
 Address = Callable[[Server], str]
 PORTS: dict[str, Address] = {
-    "broker": lambda served: served.address,
-    "namesrv": lambda served: served.namesrv_address,
+    "broker": lambda server: server.address,
+    "namesrv": lambda server: server.namesrv_address,
 }
 
 
@@ -249,37 +249,37 @@ def assert_all_have_responses(
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("code", sorted(REQUESTS), ids=lambda code: RequestCode(code).name)
-def test_malformed_fields_get_a_response(served: Server, code: int, port: str) -> None:
+def test_malformed_fields_get_a_response(server: Server, code: int, port: str) -> None:
     assert_all_have_responses(
-        PORTS[port](served), code, ((fields, b"") for fields in malformed_fields(code))
+        PORTS[port](server), code, ((fields, b"") for fields in malformed_fields(code))
     )
-    assert served.is_alive
+    assert server.is_alive
 
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("code", sorted(REQUESTS), ids=lambda code: RequestCode(code).name)
-def test_garbage_bodies_get_a_response(served: Server, code: int, port: str) -> None:
+def test_garbage_bodies_get_a_response(server: Server, code: int, port: str) -> None:
     good = valid_fields(code)
     field_variants: list[dict[str, Any]] = [good]
     if "m" in good:  # the body of a send is also decoded as a batch
         field_variants.append({**good, "m": "true"})
     requests = ((fields, body) for fields in field_variants for body in GARBAGE)
-    assert_all_have_responses(PORTS[port](served), code, requests)
-    assert served.is_alive
+    assert_all_have_responses(PORTS[port](server), code, requests)
+    assert server.is_alive
 
 
 @pytest.mark.parametrize("code", [0, -1, 3, 999, 99_999, 2**31 - 1])
-def test_an_unknown_request_code_is_refused_as_not_supported(served: Server, code: int) -> None:
-    connection = RawConnection(served.address)
+def test_an_unknown_request_code_is_refused_as_not_supported(server: Server, code: int) -> None:
+    connection = RawConnection(server.address)
     assert connection.request(code, {}).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     connection.close()
 
 
 @pytest.mark.parametrize("fields", [None, [], "x", 7, {"": ""}, {"a" * 10_000: "b"}])
 def test_extension_fields_that_are_not_an_object_are_refused(
-    served: Server, fields: object
+    server: Server, fields: object
 ) -> None:
-    connection = RawConnection(served.address)
+    connection = RawConnection(server.address)
     assert connection.request(310, fields).code != 0
     connection.close()
 
@@ -311,9 +311,9 @@ BAD_FRAMES = {
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("name", BAD_FRAMES)
 def test_a_bad_frame_closes_its_connection_and_no_other(
-    served: Server, name: str, port: str
+    server: Server, name: str, port: str
 ) -> None:
-    bad, good = RawConnection(PORTS[port](served)), RawConnection(PORTS[port](served))
+    bad, good = RawConnection(PORTS[port](server)), RawConnection(PORTS[port](server))
     bad.socket.sendall(BAD_FRAMES[name])
     with contextlib.suppress(OSError):  # the server may have closed the connection already
         bad.socket.shutdown(socket.SHUT_WR)
@@ -324,19 +324,19 @@ def test_a_bad_frame_closes_its_connection_and_no_other(
     good.close()
 
 
-def test_a_connection_closed_within_a_frame_stores_nothing(served: Server) -> None:
+def test_a_connection_closed_within_a_frame_stores_nothing(server: Server) -> None:
     header = {"code": 310, "opaque": 1, "extFields": {**valid_fields(310), "b": "cut"}}
     complete = frame(header, b"never complete")
     for length in range(0, len(complete), 7):
-        connection = RawConnection(served.address)
+        connection = RawConnection(server.address)
         connection.socket.sendall(complete[:length])
         connection.close()
-    with served.client() as client:
+    with server.client() as client:
         assert client.max_offset("cut", 0) == 0
 
 
-def test_a_frame_sent_byte_by_byte_gets_a_response(served: Server) -> None:
-    connection = RawConnection(served.address)
+def test_a_frame_sent_byte_by_byte_gets_a_response(server: Server) -> None:
+    connection = RawConnection(server.address)
     connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in GOOD:
         connection.socket.sendall(bytes([byte]))
@@ -346,11 +346,11 @@ def test_a_frame_sent_byte_by_byte_gets_a_response(served: Server) -> None:
     connection.close()
 
 
-def test_incomplete_frames_do_not_hold_up_other_connections(served: Server) -> None:
-    incomplete = [RawConnection(served.address) for _ in range(50)]
+def test_incomplete_frames_do_not_hold_up_other_connections(server: Server) -> None:
+    incomplete = [RawConnection(server.address) for _ in range(50)]
     for number, connection in enumerate(incomplete):
         connection.socket.sendall(GOOD[: number + 1])
-    with served.client() as client:
+    with server.client() as client:
         for number in range(50):
             client.send("good", b"%d" % number)
     for number, connection in enumerate(incomplete):
@@ -361,13 +361,13 @@ def test_incomplete_frames_do_not_hold_up_other_connections(served: Server) -> N
         connection.close()
 
 
-def test_a_client_that_reads_no_responses_does_not_hold_up_others(served: Server) -> None:
+def test_a_client_that_reads_no_responses_does_not_hold_up_others(server: Server) -> None:
     """It requests 60 times 250 KiB, which is far more than all buffers hold."""
-    with served.client() as client:
+    with server.client() as client:
         client.create_topic("long")
         for _ in range(4):
             client.send("long", b"x" * 65_000)
-        not_reading = RawConnection(served.address)
+        not_reading = RawConnection(server.address)
         fields = {
             "consumerGroup": "hostile-group",
             "topic": "long",
@@ -386,8 +386,8 @@ def test_a_client_that_reads_no_responses_does_not_hold_up_others(served: Server
         not_reading.close()
 
 
-def test_responses_without_a_request_are_ignored(served: Server) -> None:
-    connection = RawConnection(served.address)
+def test_responses_without_a_request_are_ignored(server: Server) -> None:
+    connection = RawConnection(server.address)
     stray = {"code": 0, "opaque": 77, "flag": 1, "extFields": {}}
     connection.socket.sendall(frame(stray) * 100 + GOOD)
     response = connection.next_response()
@@ -398,20 +398,20 @@ def test_responses_without_a_request_are_ignored(served: Server) -> None:
 
 def test_a_broker_restarts_after_malformed_requests(tmp_path: Path) -> None:
     """What malformed requests leave in the configuration files can be read at the next start."""
-    with Server(tmp_path) as served:
-        with served.client() as client:
+    with Server(tmp_path) as server:
+        with server.client() as client:
             client.create_topic("hostile")
             client.create_group("hostile-group")
         for code in (RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_CONSUMER_OFFSET):
             assert_all_have_responses(
-                served.address, code, ((fields, b"") for fields in malformed_fields(code))
+                server.address, code, ((fields, b"") for fields in malformed_fields(code))
             )
         for code in (
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
             RequestCode.HEART_BEAT,
         ):
-            assert_all_have_responses(served.address, code, (({}, body) for body in GARBAGE))
-        served.restart()
-        assert_still_works(served)
-    served.assert_clean()
-    assert_no_other_files(served)
+            assert_all_have_responses(server.address, code, (({}, body) for body in GARBAGE))
+        server.restart()
+        assert_still_works(server)
+    server.assert_clean()
+    assert_no_other_files(server)

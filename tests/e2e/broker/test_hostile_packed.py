@@ -132,7 +132,7 @@ def bad_headers() -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("hostile-packed")) as server:
         yield server
         assert_still_works(server)
@@ -142,15 +142,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def topic_and_group(served: Server) -> None:
-    with served.client() as client:
+def topic_and_group(server: Server) -> None:
+    with server.client() as client:
         client.create_topic("hostile")
         client.create_group("hostile-group")
 
 
-def test_well_formed_requests_succeed(served: Server) -> None:
+def test_well_formed_requests_succeed(server: Server) -> None:
     """If they did not, the other tests would only see the encoding itself refused."""
-    connection = PackedConnection(served.address)
+    connection = PackedConnection(server.address)
     assert connection.request(30, {"topic": "hostile", "queueId": "0"}).code == 0
     assert connection.request(310, valid_fields(310), b"body").code == 0
     connection.close()
@@ -158,27 +158,27 @@ def test_well_formed_requests_succeed(served: Server) -> None:
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("code", CODES, ids=lambda code: RequestCode(code).name)
-def test_malformed_fields_get_a_response(served: Server, code: int, port: str) -> None:
+def test_malformed_fields_get_a_response(server: Server, code: int, port: str) -> None:
     requests = ((fields, b"") for fields in malformed_fields(code))
-    assert_all_have_responses(PORTS[port](served), code, requests, PackedConnection)
-    assert served.is_alive
+    assert_all_have_responses(PORTS[port](server), code, requests, PackedConnection)
+    assert server.is_alive
 
 
-def test_a_header_with_a_wrong_length_closes_its_connection_and_no_other(served: Server) -> None:
-    good = PackedConnection(served.address)
+def test_a_header_with_a_wrong_length_closes_its_connection_and_no_other(server: Server) -> None:
+    good = PackedConnection(server.address)
     for description, header in bad_headers().items():
-        bad = PackedConnection(served.address)
+        bad = PackedConnection(server.address)
         assert not bad.is_open_after(packed_frame(header)), description
         bad.close()
         assert good.request(PROBE, {"topic": "x"}).code is not None, description
     good.close()
 
 
-def test_a_request_with_a_duplicate_field_gets_a_response(served: Server) -> None:
+def test_a_request_with_a_duplicate_field_gets_a_response(server: Server) -> None:
     topic = with_length(b"topic", 2) + with_length(b"hostile", 4)
     queue = with_length(b"queueId", 2) + with_length(b"0", 4)
     fixed = FIXED.pack(30, 0, 401, 7, 0) + with_length(b"", 4)
-    connection = PackedConnection(served.address)
+    connection = PackedConnection(server.address)
     connection.socket.sendall(packed_frame(fixed + with_length(topic + queue + topic, 4)))
     response = connection.next_response()
     assert response is not None
@@ -188,12 +188,12 @@ def test_a_request_with_a_duplicate_field_gets_a_response(served: Server) -> Non
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: RequestCode(code).name)
 def test_after_a_mutated_request_the_connection_works_or_is_closed(
-    served: Server, code: int
+    server: Server, code: int
 ) -> None:
     """Up to four bytes of a valid header are replaced. Any code may result, so no response is
     expected; but the next request must be read correctly."""
     rng = Random(code)
-    connection = PackedConnection(served.address)
+    connection = PackedConnection(server.address)
     for number in range(MUTATIONS):
         header = bytearray(
             packed({"code": code, "opaque": number, "extFields": valid_fields(code)})
@@ -203,6 +203,6 @@ def test_after_a_mutated_request_the_connection_works_or_is_closed(
         body = rng.randbytes(rng.choice((0, 9, 200)))
         if not connection.is_open_after(packed_frame(bytes(header), body)):
             connection.close()
-            connection = PackedConnection(served.address)
+            connection = PackedConnection(server.address)
     connection.close()
-    assert served.is_alive, served.errors
+    assert server.is_alive, server.errors

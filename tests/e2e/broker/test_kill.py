@@ -50,17 +50,17 @@ class Sender:
             client.close()
 
 
-def load_and_kill(served: Server, senders: list[Sender], *, after: int) -> None:
+def load_and_kill(server: Server, senders: list[Sender], *, after: int) -> None:
     acknowledgements = threading.Semaphore(0)
     threads = [
-        threading.Thread(target=sender.run, args=(served.client(), acknowledgements))
+        threading.Thread(target=sender.run, args=(server.client(), acknowledgements))
         for sender in senders
     ]
     for thread in threads:
         thread.start()
     for _ in range(after):
         assert acknowledgements.acquire(timeout=WAIT_S)
-    served.kill()
+    server.kill()
     for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
@@ -83,32 +83,32 @@ def test_acknowledged_messages_survive_a_kill_without_duplicates(tmp_path: Path)
     print(f"SEED={seed}")  # noqa: T201 - shown if the test fails
     senders = [Sender(queue_id) for queue_id in range(SENDERS)]
     conf = {"flushDiskType": "SYNC_FLUSH", "flushConsumerOffsetInterval": OFFSETS_INTERVAL_MS}
-    with Server(tmp_path, conf=conf) as served:
-        with served.client() as client:
+    with Server(tmp_path, conf=conf) as server:
+        with server.client() as client:
             client.create_topic("orders", queues=SENDERS)
             client.create_group("readers")
-        served.restart()  # saves the topic and the group
+        server.restart()  # saves the topic and the group
         for _ in range(ROUNDS):
-            load_and_kill(served, senders, after=rng.randint(20, 300))
-            served.start()
-            with served.client() as client:
+            load_and_kill(server, senders, after=rng.randint(20, 300))
+            server.start()
+            with server.client() as client:
                 for sender in senders:
                     offset = client.committed_offset("readers", "orders", sender.queue_id)
                     assert (offset or 0) == sender.committed
                     sender.committed = check_queue(client, sender)
                     client.commit_offset("readers", "orders", sender.queue_id, sender.committed)
             wait_until(
-                partial(offsets_are_saved, served, senders), "the committed offsets are saved"
+                partial(offsets_are_saved, server, senders), "the committed offsets are saved"
             )
-    served.assert_clean()
-    with Server(tmp_path) as served, served.client() as client:
+    server.assert_clean()
+    with Server(tmp_path) as server, server.client() as client:
         assert [check_queue(client, sender) for sender in senders] == [
             sender.committed for sender in senders
         ]
 
 
-def offsets_are_saved(served: Server, senders: list[Sender]) -> bool:
-    path = served.data / "config" / "consumerOffset.json"
+def offsets_are_saved(server: Server, senders: list[Sender]) -> bool:
+    path = server.data / "config" / "consumerOffset.json"
     text = path.read_text() if path.exists() else ""
     return all(f'"{sender.queue_id}": {sender.committed}' in text for sender in senders)
 
@@ -119,52 +119,52 @@ def test_delay_offsets_are_saved_at_their_own_interval(tmp_path: Path) -> None:
         "flushIntervalCommitLog": 20,
         "flushConsumerOffsetInterval": 3_600_000,
     }
-    with Server(tmp_path, conf=conf) as served:
-        with served.client() as client:
+    with Server(tmp_path, conf=conf) as server:
+        with server.client() as client:
             client.create_topic("orders")
             client.send("orders", b"late", {"TIMER_DELAY_MS": "10"})
-            path = served.data / "config" / "delayOffset.json"
+            path = server.data / "config" / "delayOffset.json"
             wait_until(path.exists, "the delay offsets are saved")
             wait_until(lambda: client.max_offset("orders", 0) == 1, "the message is delivered")
             assert [record.body for record in client.pull_all("orders", 0)] == [b"late"]
-        served.kill()
+        server.kill()
         assert path.exists()
 
 
 def test_a_topic_created_by_an_acknowledged_message_survives_a_kill(tmp_path: Path) -> None:
     """The message survives; without its topic no consumer could read it."""
-    with Server(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
-        with served.client() as client:
+    with Server(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as server:
+        with server.client() as client:
             client.send("new-topic", b"1")
-        served.kill()
-        served.start()
-        with served.client() as client:
+        server.kill()
+        server.start()
+        with server.client() as client:
             assert [record.body for record in client.pull_all("new-topic", 0)] == [b"1"]
-    served.assert_clean()
+    server.assert_clean()
 
 
 def test_a_created_topic_and_group_survive_a_kill(tmp_path: Path) -> None:
-    with Server(tmp_path) as served:
-        with served.client() as client:
+    with Server(tmp_path) as server:
+        with server.client() as client:
             client.create_topic("orders", queues=2)
             client.expect(200, body=b'{"groupName":"off","consumeEnable":false}')
-        served.kill()
-        served.start()
-        with served.client() as client:
+        server.kill()
+        server.start()
+        with server.client() as client:
             assert client.pull("orders", 1, 0, group="off").code == 16
             assert client.pull("orders", 1, 0).code == 19
 
 
 def test_a_delayed_message_survives_a_kill(tmp_path: Path) -> None:
-    with Server(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
-        with served.client() as client:
+    with Server(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as server:
+        with server.client() as client:
             client.create_topic("orders")
             client.send("orders", b"level", {"DELAY": "1"}, queue_id=0)
             client.send("orders", b"timer", {"TIMER_DELAY_MS": "900"}, queue_id=1)
-        served.restart()  # saves the topic
-        served.kill()
-        served.start()
-        with served.client() as client:
+        server.restart()  # saves the topic
+        server.kill()
+        server.start()
+        with server.client() as client:
             for queue_id, body in ((0, b"level"), (1, b"timer")):
                 client.expect(
                     11,
@@ -181,4 +181,4 @@ def test_a_delayed_message_survives_a_kill(tmp_path: Path) -> None:
                 )
                 records = client.pull_all("orders", queue_id)
                 assert [record.body for record in records] == [body]
-    served.assert_clean()
+    server.assert_clean()

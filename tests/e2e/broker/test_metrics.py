@@ -57,20 +57,20 @@ class BrokerWithMetrics(Server):
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[BrokerWithMetrics]:
+def server(tmp_path: Path) -> Iterator[BrokerWithMetrics]:
     with BrokerWithMetrics(tmp_path) as server:
         yield server
 
 
-def test_metrics_count_messages_sizes_requests_and_lag(served: BrokerWithMetrics) -> None:
+def test_metrics_count_messages_sizes_requests_and_lag(server: BrokerWithMetrics) -> None:
     lag = "rocketmq_consumer_lag_messages"
-    with served.client() as client:
+    with server.client() as client:
         client.create_group("g")
         for number in range(7):
             client.send("orders", b"%d" % number)
         client.send("bills", b"x" * 5000)
         client.send("orders", b"later", {"DELAY": "18"})
-        page = served.page()
+        page = server.page()
         messages_in = "rocketmq_messages_in_total"
         assert page.value(messages_in, topic="orders", message_type="normal") == 7
         assert page.value(messages_in, topic="orders", message_type="delay") == 1
@@ -85,74 +85,74 @@ def test_metrics_count_messages_sizes_requests_and_lag(served: BrokerWithMetrics
         assert (labels["node_type"], labels["node_id"]) == ("broker", "broker-a")
 
         client.commit_offset("g", "orders", 0, 0)
-        assert served.page().value(lag, topic="orders", consumer_group="g") == 7
+        assert server.page().value(lag, topic="orders", consumer_group="g") == 7
         response = client.pull("orders", 0, 0, group="g", max_messages=4)
         assert response.code == 0
         client.commit_offset("g", "orders", 0, 4)
-        page = served.page()
+        page = server.page()
         assert page.value(lag, topic="orders", consumer_group="g") == 3
         assert page.value("rocketmq_messages_out_total", topic="orders", consumer_group="g") == 4
         out_bytes = page.value("rocketmq_throughput_out_total", topic="orders", consumer_group="g")
         assert out_bytes == len(response.body)
         client.send("orders", b"one more")
-        assert served.page().value(lag, topic="orders", consumer_group="g") == 4
+        assert server.page().value(lag, topic="orders", consumer_group="g") == 4
         client.commit_offset("g", "orders", 0, 8)
-        page = served.page()
+        page = server.page()
         assert page.value(lag, topic="orders", consumer_group="g") == 0
         assert page.value("rocketmq_consumer_lag_latency", topic="orders") == 0
 
 
 def test_connections_and_waiting_pulls_are_counted_while_they_last(
-    served: BrokerWithMetrics,
+    server: BrokerWithMetrics,
 ) -> None:
-    with served.client() as waiting:
+    with server.client() as waiting:
         waiting.create_topic("orders")
         start_pull(waiting, "orders", 0)
-        page = served.page()
+        page = server.page()
         assert page.value("escrowmq_waiting_pulls") == 1
         assert page.value("escrowmq_connections", port="broker") == 1
-        with served.client() as other:
+        with server.client() as other:
             other.send("orders", b"1")
         assert next_response(waiting).code == 0
-        page = served.page()
+        page = server.page()
         assert page.value("escrowmq_waiting_pulls") == 0
         assert page.value("rocketmq_messages_out_total", consumer_group="waiting") == 1
 
 
 def test_a_flush_that_a_send_waits_for_is_measured(tmp_path: Path) -> None:
-    with BrokerWithMetrics(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
-        with served.client() as client:
+    with BrokerWithMetrics(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as server:
+        with server.client() as client:
             client.send("orders", b"1")
-        page = served.page()
+        page = server.page()
         assert page.value("escrowmq_flush_seconds_count", why="waited") == 1
         assert page.value("escrowmq_send_seconds_count") == 1
         assert page.value("rocketmq_storage_flush_behind_bytes") == 0
 
 
-def test_a_deleted_topic_has_no_samples(served: BrokerWithMetrics) -> None:
-    with served.client() as client:
+def test_a_deleted_topic_has_no_samples(server: BrokerWithMetrics) -> None:
+    with server.client() as client:
         client.send("orders", b"1")
         client.pull("orders", 0, 0)
-        assert served.page().values("rocketmq_messages_in_total", topic="orders")
+        assert server.page().values("rocketmq_messages_in_total", topic="orders")
         client.expect(215, {"topic": "orders"})
-    topics = {labels.get("topic") for _, labels, _ in served.page().samples}
+    topics = {labels.get("topic") for _, labels, _ in server.page().samples}
     assert "orders" not in topics
 
 
-def test_health_endpoints_respond(served: BrokerWithMetrics) -> None:
-    assert served.get("/health/live") == (200, b"ok\n")
-    assert served.get("/health/ready") == (200, b"ok\n")
-    assert served.get("/")[0] == 404
+def test_health_endpoints_respond(server: BrokerWithMetrics) -> None:
+    assert server.get("/health/live") == (200, b"ok\n")
+    assert server.get("/health/ready") == (200, b"ok\n")
+    assert server.get("/")[0] == 404
 
 
 def test_malformed_scrapes_disturb_neither_the_broker_nor_other_scrapes(
-    served: BrokerWithMetrics,
+    server: BrokerWithMetrics,
 ) -> None:
     stop, sent = threading.Event(), 0
 
     def send_until_stopped() -> None:
         nonlocal sent
-        with served.client() as client:
+        with server.client() as client:
             while not stop.is_set():
                 client.send("orders", b"x")
                 sent += 1
@@ -170,7 +170,7 @@ def test_malformed_scrapes_disturb_neither_the_broker_nor_other_scrapes(
             b"\r\n" * 1000,
         ):
             try:
-                with served.send_bytes(request) as connection:
+                with server.send_bytes(request) as connection:
                     connection.shutdown(socket.SHUT_WR)
                     while connection.recv(65536):
                         pass
@@ -178,10 +178,10 @@ def test_malformed_scrapes_disturb_neither_the_broker_nor_other_scrapes(
                 raise
             except OSError:
                 pass  # the server closed the connection while we sent, or before our shutdown
-            assert served.page().value("rocketmq_broker_permission") == 6
-        incomplete = [served.send_bytes(b"GET /metrics HT") for _ in range(4)]
-        not_reading = [served.send_bytes(b"GET /metrics HTTP/1.1\r\n\r\n") for _ in range(2)]
-        assert served.page().value("rocketmq_broker_permission") == 6
+            assert server.page().value("rocketmq_broker_permission") == 6
+        incomplete = [server.send_bytes(b"GET /metrics HT") for _ in range(4)]
+        not_reading = [server.send_bytes(b"GET /metrics HTTP/1.1\r\n\r\n") for _ in range(2)]
+        assert server.page().value("rocketmq_broker_permission") == 6
         for connection in (*incomplete, *not_reading):
             connection.close()
     finally:
@@ -189,36 +189,36 @@ def test_malformed_scrapes_disturb_neither_the_broker_nor_other_scrapes(
         sender.join(WAIT_S)
     assert not sender.is_alive()
     assert sent > 0
-    assert served.page().value("rocketmq_messages_in_total", topic="orders") == sent
+    assert server.page().value("rocketmq_messages_in_total", topic="orders") == sent
 
 
 def test_idle_connections_to_the_metrics_port_do_not_block_clients(
-    served: BrokerWithMetrics,
+    server: BrokerWithMetrics,
 ) -> None:
-    idle = [served.send_bytes(b"") for _ in range(50)]
-    with served.client() as client:
+    idle = [server.send_bytes(b"") for _ in range(50)]
+    with server.client() as client:
         assert client.send("orders", b"1").queue_offset == 0
     for connection in idle:
         connection.close()
 
 
 def test_a_separate_name_server_has_metrics(tmp_path: Path) -> None:
-    with BrokerWithMetrics(tmp_path, role="namesrv") as served:
-        with served.namesrv_client() as client:
+    with BrokerWithMetrics(tmp_path, role="namesrv") as server:
+        with server.namesrv_client() as client:
             client.route("none")
-            page = served.page()
+            page = server.page()
             assert page.value("escrowmq_connections", port="namesrv") == 1
         assert page.labels("escrowmq_connections")[0]["node_type"] == "nameserver"
-        assert served.get("/health/ready") == (200, b"ok\n")
+        assert server.get("/health/ready") == (200, b"ok\n")
 
 
 def test_metrics_are_off_by_default_and_with_port_0(tmp_path: Path) -> None:
-    with Server(tmp_path) as served:
-        assert "/metrics" not in served.errors
-    served = BrokerWithMetrics(tmp_path, conf={"metricsExporterType": "PROM"})
-    served.arguments[-1] = "0"
-    with served:
-        assert "/metrics" not in served.errors
+    with Server(tmp_path) as server:
+        assert "/metrics" not in server.errors
+    server = BrokerWithMetrics(tmp_path, conf={"metricsExporterType": "PROM"})
+    server.arguments[-1] = "0"
+    with server:
+        assert "/metrics" not in server.errors
 
 
 def test_settings_of_rocketmq_switch_metrics_on(tmp_path: Path) -> None:
@@ -228,18 +228,18 @@ def test_settings_of_rocketmq_switch_metrics_on(tmp_path: Path) -> None:
         "metricsPromExporterPort": port,
         "metricsPromExporterHost": "127.0.0.1",
     }
-    with Server(tmp_path, conf=conf) as served:
+    with Server(tmp_path, conf=conf) as server:
         assert scrape(f"127.0.0.1:{port}").value("rocketmq_broker_permission") == 6
-        assert "warning" not in served.errors
+        assert "warning" not in server.errors
 
 
 def test_a_metrics_port_in_use_is_refused_and_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        served = BrokerWithMetrics(tmp_path)
-        served.arguments[-1] = port
+        server = BrokerWithMetrics(tmp_path)
+        server.arguments[-1] = port
         with pytest.raises(StartFailed) as refused:
-            served.start()
+            server.start()
     assert refused.value.exit_code == 2
     assert port in refused.value.errors.splitlines()[-1]
     assert "Traceback" not in refused.value.errors
@@ -253,14 +253,14 @@ def test_the_help_names_the_flag() -> None:
 
 
 def test_the_page_has_the_declared_metrics_with_their_kinds_and_labels(
-    served: BrokerWithMetrics,
+    server: BrokerWithMetrics,
 ) -> None:
     families = {
         family.name: family
         for module in (escrowmq.broker.metrics, escrowmq.server.metrics)
         for family in declared_families(module)
     }
-    with served.client() as client:
+    with server.client() as client:
         client.create_group("g")
         client.heartbeat("c", producer_groups=("p",))
         client.send("orders", b"1")
@@ -268,7 +268,7 @@ def test_the_page_has_the_declared_metrics_with_their_kinds_and_labels(
         client.pull("orders", 0, 0, group="g")
         client.pull("none", 0, 0, group="g")
         client.commit_offset("g", "orders", 0, 0)
-        page = served.page()
+        page = server.page()
     assert page.kinds == {name: family.kind for name, family in families.items()}
     with_samples = set()
     for sample_name, labels, _ in page.samples:

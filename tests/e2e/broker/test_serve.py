@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[Server]:
     with Server(tmp_path) as server:
         yield server
 
@@ -48,49 +48,49 @@ def wait_for_route(name_server: Client, topic: str, *, timeout_s: float) -> None
     )
 
 
-def wait_until_stopped(served: Server) -> None:
+def wait_until_stopped(server: Server) -> None:
     """Wait for the end of a stop: a second SIGTERM at its very end would kill the process."""
-    wait_until(lambda: not served.is_alive, "the server has stopped")
+    wait_until(lambda: not server.is_alive, "the server has stopped")
 
 
 # --- starting ------------------------------------------------------------------------------------
 
 
 def test_ports_are_enough_to_start_in_an_empty_directory(tmp_path: Path) -> None:
-    served = Server(tmp_path)
-    served.conf.unlink()
-    served.arguments = served.arguments[served.arguments.index("--port") :]
-    with served:
-        with served.client() as client:
+    server = Server(tmp_path)
+    server.conf.unlink()
+    server.arguments = server.arguments[server.arguments.index("--port") :]
+    with server:
+        with server.client() as client:
             assert client.send("orders", b"1").queue_offset == 0
         assert sorted(path.name for path in tmp_path.iterdir()) == ["escrowmq-data", "serve.err"]
     assert_clean(tmp_path / "escrowmq-data", type(SETTINGS)())
 
 
-def test_a_start_prints_and_logs_the_addresses(served: Server) -> None:
-    assert served.namesrv_address in served.startup_output
-    assert f"broker listens address={served.address}" in served.errors
-    assert f"name server listens address={served.namesrv_address}" in served.errors
-    assert "Try it" in served.startup_output
+def test_a_start_prints_and_logs_the_addresses(server: Server) -> None:
+    assert server.namesrv_address in server.startup_output
+    assert f"broker listens address={server.address}" in server.errors
+    assert f"name server listens address={server.namesrv_address}" in server.errors
+    assert "Try it" in server.startup_output
 
 
 def test_with_port_0_message_ids_contain_the_chosen_port(tmp_path: Path) -> None:
-    served = Server(tmp_path)
-    begin = served.arguments.index("--port")
-    served.arguments[begin:] = ["--port", "0", "--namesrv-port", "0"]
-    with served:
-        match = re.search(r"broker listens address=(\S+)", served.errors)
+    server = Server(tmp_path)
+    begin = server.arguments.index("--port")
+    server.arguments[begin:] = ["--port", "0", "--namesrv-port", "0"]
+    with server:
+        match = re.search(r"broker listens address=(\S+)", server.errors)
         assert match is not None
-        served.address = match[1]
-        with served.client() as client:
+        server.address = match[1]
+        with server.client() as client:
             sent = client.send("orders", b"1")
-    port = int(served.address.rpartition(":")[2])
+    port = int(server.address.rpartition(":")[2])
     assert int(sent.message_id[8:16], 16) == port
 
 
-def test_a_second_server_on_the_same_data_is_refused(served: Server, tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_data_is_refused(server: Server, tmp_path: Path) -> None:
     second = Server(tmp_path / "second")
-    second.arguments[second.arguments.index("--data") + 1] = str(served.data)
+    second.arguments[second.arguments.index("--data") + 1] = str(server.data)
     with pytest.raises(StartFailed) as refused:
         second.start()
     assert refused.value.exit_code == 2
@@ -98,7 +98,7 @@ def test_a_second_server_on_the_same_data_is_refused(served: Server, tmp_path: P
     assert last_line.startswith("escrowmq: ")
     assert "Traceback" not in refused.value.errors
     assert re.search(r"lock|in use|another", last_line), last_line
-    with served.client() as client:
+    with server.client() as client:
         client.send("orders", b"the first server still works")
 
 
@@ -106,64 +106,64 @@ def test_a_second_server_on_the_same_data_is_refused(served: Server, tmp_path: P
 def test_a_port_in_use_is_refused_and_named(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        served = Server(tmp_path)
-        served.arguments[served.arguments.index(flag) + 1] = port
+        server = Server(tmp_path)
+        server.arguments[server.arguments.index(flag) + 1] = port
         with pytest.raises(StartFailed) as refused:
-            served.start()
+            server.start()
     assert refused.value.exit_code == 2
     last_line = refused.value.errors.splitlines()[-1]
     assert last_line.startswith("escrowmq: ")
     assert port in last_line
     assert "Traceback" not in refused.value.errors
-    served.arguments[served.arguments.index(flag) + 1] = str(free_ports(1)[0])
-    with served:
+    server.arguments[server.arguments.index(flag) + 1] = str(free_ports(1)[0])
+    with server:
         pass  # what the refused start left behind does not prevent the next one
-    served.assert_clean()
+    server.assert_clean()
 
 
 def test_an_unknown_setting_is_refused_before_any_file_is_created(tmp_path: Path) -> None:
-    served = Server(tmp_path, conf={"flushDiskTipe": "SYNC_FLUSH"})
+    server = Server(tmp_path, conf={"flushDiskTipe": "SYNC_FLUSH"})
     with pytest.raises(StartFailed) as refused:
-        served.start()
+        server.start()
     assert refused.value.exit_code == 2
     assert "flushDiskType" in refused.value.errors
-    assert not served.data.exists()
+    assert not server.data.exists()
 
 
 # --- stopping ------------------------------------------------------------------------------------
 
 
 def test_a_stopped_server_leaves_a_clean_store_and_no_abort_file(tmp_path: Path) -> None:
-    with Server(tmp_path) as served, served.client() as client:
-        assert (served.data / "abort").exists()
+    with Server(tmp_path) as server, server.client() as client:
+        assert (server.data / "abort").exists()
         for number in range(20):
             client.send("orders", b"%d" % number)
-    assert not (served.data / "abort").exists()
-    assert served.assert_clean().records == 20
-    store = MessageStore.open(RealDisk(served.data), SETTINGS, store_host=HOST)
+    assert not (server.data / "abort").exists()
+    assert server.assert_clean().records == 20
+    store = MessageStore.open(RealDisk(server.data), SETTINGS, store_host=HOST)
     assert store.recovery.was_clean
     store.close()
 
 
 def test_a_killed_server_leaves_its_abort_file_and_starts_again(tmp_path: Path) -> None:
-    with Server(tmp_path) as served:
-        with served.client() as client:
+    with Server(tmp_path) as server:
+        with server.client() as client:
             client.send("orders", b"1")
-        served.kill()
-        assert (served.data / "abort").exists()
-        served.start()
-        with served.client() as client:
+        server.kill()
+        assert (server.data / "abort").exists()
+        server.start()
+        with server.client() as client:
             assert [record.body for record in client.pull_all("orders", 0)] == [b"1"]
-    served.assert_clean()
+    server.assert_clean()
 
 
-def test_a_held_pull_gets_a_response_when_the_server_stops(served: Server) -> None:
-    with served.client() as waiting, served.client() as other:
+def test_a_held_pull_gets_a_response_when_the_server_stops(server: Server) -> None:
+    with server.client() as waiting, server.client() as other:
         other.create_topic("orders")
         start_pull(waiting, "orders", 0)
-        served.terminate()
+        server.terminate()
         assert next_response(waiting).code == 19
-    wait_until_stopped(served)
+    wait_until_stopped(server)
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
@@ -187,20 +187,20 @@ def test_every_message_stored_before_a_stop_was_acknowledged(tmp_path: Path, flu
         finally:
             client.close()
 
-    with Server(tmp_path, conf={"flushDiskType": flush}) as served:
+    with Server(tmp_path, conf={"flushDiskType": flush}) as server:
         threads = [
-            threading.Thread(target=send_until_closed, args=(served.client(), sender))
+            threading.Thread(target=send_until_closed, args=(server.client(), sender))
             for sender in range(10)
         ]
         for thread in threads:
             thread.start()
         all_have_sent.wait(WAIT_S)
-        served.terminate()
+        server.terminate()
         for thread in threads:
             thread.join(WAIT_S)
-        wait_until_stopped(served)
-    served.assert_clean()
-    store = MessageStore.open(RealDisk(served.data), SETTINGS, store_host=HOST)
+        wait_until_stopped(server)
+    server.assert_clean()
+    store = MessageStore.open(RealDisk(server.data), SETTINGS, store_host=HOST)
     stored = [bytes(record.body) for record in store.records()]
     store.close()
     assert sorted(stored) == sorted(acknowledged)
@@ -209,13 +209,13 @@ def test_every_message_stored_before_a_stop_was_acknowledged(tmp_path: Path, flu
 def test_a_stop_during_a_checkpoint_is_clean(tmp_path: Path) -> None:
     """With a checkpoint every millisecond, one is nearly always running."""
     conf = {"escrowCheckpointInterval": 1, "flushIntervalCommitLog": 1}
-    served = Server(tmp_path, conf=conf)
+    server = Server(tmp_path, conf=conf)
     for _ in range(5):
-        with served, served.client() as client:
+        with server, server.client() as client:
             for number in range(20):
                 client.send("orders", b"%d" % number)
-        assert not (served.data / "abort").exists()
-    served.assert_clean()
+        assert not (server.data / "abort").exists()
+    server.assert_clean()
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -226,14 +226,14 @@ def test_the_queue_entry_of_a_delayed_message_has_its_due_time(
     tmp_path: Path, is_rebuilt: bool
 ) -> None:
     """Apache RocketMQ uses this entry to deliver the message when it opens the directory."""
-    with Server(tmp_path, conf={"messageDelayLevel": "1h 7h"}) as served:
-        with served.client() as client:
+    with Server(tmp_path, conf={"messageDelayLevel": "1h 7h"}) as server:
+        with server.client() as client:
             client.send("orders", b"later", {"DELAY": "2"})
         if is_rebuilt:
-            served.stop()
-            shutil.rmtree(served.data / "consumequeue")
-            served.start()
-    store = MessageStore.open(RealDisk(served.data), SETTINGS, store_host=HOST)
+            server.stop()
+            shutil.rmtree(server.data / "consumequeue")
+            server.start()
+    store = MessageStore.open(RealDisk(server.data), SETTINGS, store_host=HOST)
     [(log_offset, _, tags_code)] = store.entries("SCHEDULE_TOPIC_XXXX", 1, 0, 2)
     stored_ms = store.record_at(log_offset).stored_ms
     store.close()
@@ -281,18 +281,18 @@ def test_a_server_with_all_roles_also_registers_with_configured_name_servers(
 ) -> None:
     with (
         Server(tmp_path / "names", role="namesrv") as name_server,
-        Server(tmp_path / "all", conf={"namesrvAddr": name_server.namesrv_address}) as served,
+        Server(tmp_path / "all", conf={"namesrvAddr": name_server.namesrv_address}) as server,
         name_server.namesrv_client() as configured,
-        served.namesrv_client() as own,
-        served.client() as client,
+        server.namesrv_client() as own,
+        server.client() as client,
     ):
         client.create_topic("orders")
         wait_for_route(own, "orders", timeout_s=1)
         wait_for_route(configured, "orders", timeout_s=5)
 
 
-def test_new_topics_have_a_route_within_a_second(served: Server) -> None:
-    with served.client() as client, served.namesrv_client() as name_server:
+def test_new_topics_have_a_route_within_a_second(server: Server) -> None:
+    with server.client() as client, server.namesrv_client() as name_server:
         assert name_server.route("TBW102") is not None
         assert name_server.route("created") is None
         client.create_topic("created")
@@ -304,10 +304,10 @@ def test_new_topics_have_a_route_within_a_second(served: Server) -> None:
 def test_options_override_the_configuration_file(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     conf = {"storePathRootDir": elsewhere, "listenPort": 1}
-    with Server(tmp_path, conf=conf) as served, served.client() as client:
+    with Server(tmp_path, conf=conf) as server, server.client() as client:
         client.send("orders", b"1")
     assert not elsewhere.exists()
-    served.assert_clean()
+    server.assert_clean()
 
 
 def test_an_unknown_role_is_refused(tmp_path: Path) -> None:
@@ -329,16 +329,16 @@ def test_an_unknown_role_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_connection_above_the_limit_is_closed_and_the_others_still_work(tmp_path: Path) -> None:
-    with Server(tmp_path, conf={"escrowConnectionsMax": 3}) as served:
-        clients = [served.client() for _ in range(3)]
+    with Server(tmp_path, conf={"escrowConnectionsMax": 3}) as server:
+        clients = [server.client() for _ in range(3)]
         for client in clients:
             client.max_offset("x", 0)
-        with served.client() as refused, pytest.raises(ConnectionError):
+        with server.client() as refused, pytest.raises(ConnectionError):
             refused.max_offset("x", 0)
         clients.pop().close()
         for _ in range(2):  # after two more responses the server has seen the close
             clients[0].max_offset("x", 0)
-        with served.client() as accepted:
+        with server.client() as accepted:
             accepted.max_offset("x", 0)
         for client in clients:
             client.max_offset("x", 0)
@@ -347,9 +347,9 @@ def test_a_connection_above_the_limit_is_closed_and_the_others_still_work(tmp_pa
 
 def test_an_idle_connection_is_closed_and_one_with_a_waiting_pull_is_not(tmp_path: Path) -> None:
     with (
-        Server(tmp_path, conf={"serverChannelMaxIdleTimeSeconds": 1}) as served,
-        served.client(timeout_s=5) as idle,
-        served.client() as waiting,
+        Server(tmp_path, conf={"serverChannelMaxIdleTimeSeconds": 1}) as server,
+        server.client(timeout_s=5) as idle,
+        server.client() as waiting,
     ):
         waiting.create_topic("orders")
         idle.max_offset("orders", 0)
@@ -369,7 +369,7 @@ def test_settings_of_the_configuration_file_take_effect(tmp_path: Path) -> None:
         "timerWheelEnable": False,
         "messageIndexEnable": False,
     }
-    with Server(tmp_path, conf=conf) as served, served.client() as client:
+    with Server(tmp_path, conf=conf) as server, server.client() as client:
         client.create_topic("orders")
         # The pull is not held, so its response comes before the one that start_pull waits for.
         start_pull(client, "orders", 0)

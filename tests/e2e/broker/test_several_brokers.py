@@ -157,11 +157,11 @@ def test_brokers_stop_cleanly_when_their_supervisor_is_killed(tmp_path: Path) ->
 
 
 def test_several_brokers_are_refused_where_a_single_broker_has_messages(tmp_path: Path) -> None:
-    with Server(tmp_path) as served, served.client() as client:
+    with Server(tmp_path) as server, server.client() as client:
         client.send("orders", b"1")
-    served.arguments += ["--brokers", "2"]
+    server.arguments += ["--brokers", "2"]
     with pytest.raises(StartFailed, match="holds the messages of a single broker"):
-        served.start()
+        server.start()
 
 
 def test_a_broker_that_cannot_start_makes_the_whole_start_fail(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("broker"), conf={"enablePropertyFilter": "true"}) as server:
         yield server
     server.assert_clean()
@@ -28,8 +28,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(served: Server) -> Iterator[Client]:
-    with served.client() as client:
+def client(server: Server) -> Iterator[Client]:
+    with server.client() as client:
         yield client
 
 
@@ -92,8 +92,8 @@ def test_a_pull_returns_matching_messages_and_skips_the_others(client: Client, t
     assert (no_match.code, no_match.ext_fields["nextBeginOffset"]) == (20, "10")
 
 
-def test_only_a_matching_message_wakes_a_pull(served: Server, client: Client, topic: str) -> None:
-    with served.client() as waiting:
+def test_only_a_matching_message_wakes_a_pull(server: Server, client: Client, topic: str) -> None:
+    with server.client() as waiting:
         start_pull(waiting, topic, 0, subscription="price > 3", kind="SQL92")
         client.send(topic, b"cheap", {"price": "1"})
         client.send(topic, b"unpriced")
@@ -134,7 +134,7 @@ def test_an_invalid_expression_is_refused_with_the_position_of_the_error(
 def test_without_enable_property_filter_sql_is_refused_and_the_refusal_names_the_setting(
     tmp_path: Path,
 ) -> None:
-    with Server(tmp_path) as served, served.client() as client:
+    with Server(tmp_path) as server, server.client() as client:
         client.create_topic("orders")
         for refused in (
             client.pull("orders", 0, 0, subscription="a > 1", expression_type="SQL92"),

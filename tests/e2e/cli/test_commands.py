@@ -28,21 +28,21 @@ NO_CHECKS = {"transactionTimeOut": 600_000, "transactionCheckInterval": 600_000}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("commands"), conf=NO_CHECKS) as server:
         yield server
 
 
 @pytest.fixture
-def client(served: Server) -> Iterator[Client]:
-    with served.client() as client:
+def client(server: Server) -> Iterator[Client]:
+    with server.client() as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
-def use_cluster(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_cluster(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every command without -n use this cluster."""
-    monkeypatch.setenv("NAMESRV_ADDR", served.namesrv_address)
+    monkeypatch.setenv("NAMESRV_ADDR", server.namesrv_address)
 
 
 def run_ok(*arguments: str, stdin: bytes = b"") -> CommandResult:
@@ -69,7 +69,7 @@ def send(client: Client, topic: str, *bodies: bytes, keys: str = "", queue: int 
 
 
 @contextmanager
-def dead_broker(served: Server) -> Iterator[str]:
+def dead_broker(server: Server) -> Iterator[str]:
     """Register a broker that does not run with the name server. Yields its address."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     fields = {
@@ -81,7 +81,7 @@ def dead_broker(served: Server) -> Iterator[str]:
         "compressed": False,
         "bodyCrc32": 0,
     }
-    with served.namesrv_client() as name_server:
+    with server.namesrv_client() as name_server:
         name_server.expect(103, fields, b'{"topicConfigSerializeWrapper":{},"filterServerList":[]}')
         yield address
         del fields["haServerAddr"], fields["compressed"], fields["bodyCrc32"]
@@ -242,7 +242,7 @@ def test_options_of_tail_choose_the_start_and_filter_messages(client: Client) ->
     assert "escrowmq topic list" in run_refused("message", "tail", "nowhere")
 
 
-def test_tail_follows_a_topic_and_changes_no_group(served: Server, client: Client) -> None:
+def test_tail_follows_a_topic_and_changes_no_group(server: Server, client: Client) -> None:
     client.create_topic("followed", queues=1)
     client.create_group("reader")
     send(client, "followed", b"first")
@@ -272,10 +272,10 @@ def test_tail_follows_a_topic_and_changes_no_group(served: Server, client: Clien
 
 
 def test_broker_commands_show_runtime_info_and_change_settings(
-    served: Server, client: Client
+    server: Server, client: Client
 ) -> None:
     [row] = run_json("broker", "list")
-    assert (row["broker"], row["address"]) == ("broker-a", served.address)
+    assert (row["broker"], row["address"]) == ("broker-a", server.address)
     assert row["takes_messages"]
     assert "brokerVersionDesc" in run_ok("broker", "show", "broker-a").out
     assert "escrowmq broker list" in run_refused("broker", "show", "unknown")
@@ -320,7 +320,7 @@ def test_on_a_terminal_each_result_replaces_the_one_before() -> None:
     assert "\x1b[1A" in screen  # the cursor moves up, so that the first result is overwritten
 
 
-def test_watch_repeats_a_list_until_it_is_interrupted(served: Server) -> None:
+def test_watch_repeats_a_list_until_it_is_interrupted(server: Server) -> None:
     process = subprocess.Popen(
         [COMMAND, "topic", "list", "--json", "--watch", "0.1"], stdout=subprocess.PIPE, text=True
     )
@@ -338,10 +338,10 @@ def test_watch_repeats_a_list_until_it_is_interrupted(served: Server) -> None:
 # --- several brokers, and brokers that fail ------------------------------------------------------
 
 
-def test_a_broker_that_fails_does_not_hide_the_others(served: Server, client: Client) -> None:
+def test_a_broker_that_fails_does_not_hide_the_others(server: Server, client: Client) -> None:
     client.create_topic("seen", queues=1)
     send(client, "seen", b"1", keys="k")
-    with dead_broker(served) as address:
+    with dead_broker(server) as address:
         for arguments in (
             ("topic", "list"),
             ("topic", "show", "seen"),
@@ -369,14 +369,14 @@ def test_a_broker_that_fails_does_not_hide_the_others(served: Server, client: Cl
     assert run_json("topic", "show", "seen")["brokers"][0]["messages"] == 1
 
 
-def test_commands_use_all_brokers_of_a_cluster(served: Server, tmp_path: Path) -> None:
-    conf = {"brokerName": "broker-b", "namesrvAddr": served.namesrv_address}
+def test_commands_use_all_brokers_of_a_cluster(server: Server, tmp_path: Path) -> None:
+    conf = {"brokerName": "broker-b", "namesrvAddr": server.namesrv_address}
     with Server(tmp_path, role="broker", conf=conf) as second:
         wait_until(lambda: len(run_json("broker", "list")) == 2, "both brokers are listed")
         result = run_ok("topic", "create", "wide", "--queues", "1")
         assert [line.split(" on ")[1][:8] for line in result.lines] == ["broker-a", "broker-b"]
-        for server, body in ((served, b"a"), (second, b"b")):
-            with server.client() as client:
+        for broker, body in ((server, b"a"), (second, b"b")):
+            with broker.client() as client:
                 client.create_group("wide-group")
                 send(client, "wide", body, keys="same")
                 client.commit_offset("wide-group", "wide", 0, 1)
@@ -446,8 +446,8 @@ def test_doctor_finds_stranded_transactions_absent_groups_and_dead_letters(tmp_p
         "bindAddress": "0.0.0.0",
         "brokerIP1": "127.0.0.1",
     }
-    with Server(tmp_path, conf=conf) as served, served.client() as client:
-        options = ("-c", str(served.conf), "--data", str(served.data), "-n", served.namesrv_address)
+    with Server(tmp_path, conf=conf) as server, server.client() as client:
+        options = ("-c", str(server.conf), "--data", str(server.data), "-n", server.namesrv_address)
         client.create_topic("orders", queues=1)
         client.create_group("absent")
         send(client, "orders", b"1", b"2")
@@ -473,9 +473,9 @@ def test_doctor_finds_stranded_transactions_absent_groups_and_dead_letters(tmp_p
     assert "a broker is running on it" in details(checks["ok"])
 
 
-def test_doctor_finds_problems_of_this_machine(tmp_path: Path, served: Server) -> None:
+def test_doctor_finds_problems_of_this_machine(tmp_path: Path, server: Server) -> None:
     conf = tmp_path / "broker.conf"
-    port = served.address.rpartition(":")[2]
+    port = server.address.rpartition(":")[2]
     conf.write_text(f"listenPort={port}\nbindAddress=0.0.0.0\nescrowNamesrvPort=0\n")
     code, checks = run_doctor("--local", "-c", str(conf), "--data", str(tmp_path / "data"))
     assert code == 1

@@ -32,8 +32,8 @@ QUICK_CHECKS = {
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-def run(served: Server | None, *arguments: str) -> subprocess.CompletedProcess[str]:
-    servers = () if served is None else ("-n", served.namesrv_address)
+def run(server: Server | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    servers = () if server is None else ("-n", server.namesrv_address)
     return subprocess.run(
         [COMMAND, "transaction", *arguments, *servers],
         capture_output=True,
@@ -44,26 +44,26 @@ def run(served: Server | None, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def list_json(served: Server, *filters: str) -> list[dict[str, Any]]:
-    result = run(served, "list", "--json", *filters)
+def list_json(server: Server, *filters: str) -> list[dict[str, Any]]:
+    result = run(server, "list", "--json", *filters)
     assert (result.returncode, result.stderr) == (0, "")
     entries = json.loads(result.stdout)
     assert isinstance(entries, list)
     return entries
 
 
-def list_ids(served: Server, *filters: str) -> list[str]:
-    return [entry["transaction_id"] for entry in list_json(served, *filters)]
+def list_ids(server: Server, *filters: str) -> list[str]:
+    return [entry["transaction_id"] for entry in list_json(server, *filters)]
 
 
-def explain(served: Server, name: str) -> str:
-    result = run(served, "explain", name)
+def explain(server: Server, name: str) -> str:
+    result = run(server, "explain", name)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
 
-def show_json(served: Server, name: str) -> dict[str, Any]:
-    result = run(served, "show", name, "--json")
+def show_json(server: Server, name: str) -> dict[str, Any]:
+    result = run(server, "show", name, "--json")
     assert (result.returncode, result.stderr) == (0, "")
     return dict(json.loads(result.stdout))
 
@@ -79,15 +79,15 @@ def pull_bodies(client: Client, topic: str = "orders") -> list[bytes]:
 @pytest.fixture
 def unchecking(tmp_path: Path) -> Iterator[Server]:
     """Run a broker that sends no check during a test."""
-    with Server(tmp_path, conf=NO_CHECKS) as served:
-        yield served
+    with Server(tmp_path, conf=NO_CHECKS) as server:
+        yield server
 
 
 @pytest.fixture
 def checking(tmp_path: Path) -> Iterator[Server]:
     """Run a broker that checks every 300 ms, and strands a transaction after two checks."""
-    with Server(tmp_path, conf=QUICK_CHECKS) as served:
-        yield served
+    with Server(tmp_path, conf=QUICK_CHECKS) as server:
+        yield server
 
 
 # --- list, show and explain ----------------------------------------------------------------------
@@ -128,23 +128,23 @@ def test_a_list_has_the_documented_fields_and_filters(unchecking: Server) -> Non
 
 def test_the_history_of_a_check_names_the_producer_and_its_verdict(tmp_path: Path) -> None:
     conf = {"transactionTimeOut": 300, "transactionCheckInterval": 600_000}  # a single check
-    with Server(tmp_path, conf=conf) as served, served.client() as client:
+    with Server(tmp_path, conf=conf) as server, server.client() as client:
         half = park(client, "A")
         header, _ = client.receive_frame()
         assert header["code"] == 39
-        assert "has not been answered" in show_json(served, "A")["pending_because"]
+        assert "has not been answered" in show_json(server, "A")["pending_because"]
         answer_check(client, half, UNKNOWN)
         # Requests of a connection are read in order, so the broker has read the verdict now.
         assert client.max_offset("orders", 0) == 0
-        assert "was answered with UNKNOWN" in show_json(served, "A")["pending_because"]
-        assert list_ids(served, "--checks", "1") == ["A"]
+        assert "was answered with UNKNOWN" in show_json(server, "A")["pending_because"]
+        assert list_ids(server, "--checks", "1") == ["A"]
         answer_check(client, half, COMMIT)
         wait_until(lambda: client.max_offset("orders", 0) == 1, "the message is delivered")
-        steps = show_json(served, "A")["steps"]
+        steps = show_json(server, "A")["steps"]
         assert [step["what"] for step in steps] == ["parked", "asked", "unknown", "committed"]
         peer = steps[0]["who"]
         assert steps[1]["who"] == peer
-        text = explain(served, "A")
+        text = explain(server, "A")
     assert f"checked         asked {peer} (check 1)" in text
     assert f"answered        {peer} does not know yet (check 1)" in text
     delivery = "delivered to queue 0 of topic orders at offset 0"

@@ -12,7 +12,7 @@ from tests.support.messaging import unique_numbers
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("broker")) as server:
         yield server
     server.assert_clean()
@@ -20,14 +20,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(served: Server) -> Iterator[Client]:
-    with served.client() as client:
+def client(server: Server) -> Iterator[Client]:
+    with server.client() as client:
         yield client
 
 
 @pytest.fixture
-def other(served: Server) -> Iterator[Client]:
-    with served.client() as client:
+def other(server: Server) -> Iterator[Client]:
+    with server.client() as client:
         yield client
 
 

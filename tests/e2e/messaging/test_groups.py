@@ -21,7 +21,7 @@ NOTIFY_CONSUMER_IDS_CHANGED, LOCK, UNLOCK = 40, 41, 42
 
 
 def test_the_first_message_creates_a_topic_like_its_template(
-    served: Server, client: Client
+    server: Server, client: Client
 ) -> None:
     name = f"auto-{next(unique_numbers)}"
     client.expect(10, send_v1_fields(name, defaultTopicQueueNums=100), b"1")
@@ -117,13 +117,13 @@ def notifications(client: Client) -> list[str]:
 
 
 def test_members_are_listed_and_notified_of_each_other(
-    served: Server, client: Client, topic: str, group: str
+    server: Server, client: Client, topic: str, group: str
 ) -> None:
     response = heartbeat(client, "c1", group, topic)
     assert response.ext_fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"
     assert members(client, group) == ["c1"]
     notifications(client)
-    with served.client() as other:
+    with server.client() as other:
         heartbeat(other, "c2", group, topic)
         assert notifications(client) == [group]
         assert group in notifications(other)

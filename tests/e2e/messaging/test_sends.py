@@ -202,9 +202,9 @@ def test_a_reply_is_pushed_to_the_requester_and_gets_its_response(
 
 @pytest.mark.parametrize("requester", ["disconnected", "unknown"])
 def test_a_reply_to_a_requester_that_is_not_connected_is_an_error(
-    client: Client, served: Server, requester: str
+    client: Client, server: Server, requester: str
 ) -> None:
-    with served.client() as disconnected:
+    with server.client() as disconnected:
         disconnected.heartbeat("disconnected", producer_groups=("requesters",))
     wait_until(
         lambda: client.request(324, reply_fields(requester), b"late").remark.endswith("broker"),
@@ -262,12 +262,12 @@ def test_a_body_longer_than_the_limit_is_refused(client: Client, topic: str) -> 
 
 
 def test_a_message_that_cannot_be_stored_does_not_affect_others_of_its_turn(
-    served: Server, client: Client, other: Client, topic: str
+    server: Server, client: Client, other: Client, topic: str
 ) -> None:
     """Both requests arrive in the same turn, so they share one append."""
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
     too_long = encode_batch((b"x", {"a": "x" * (32_767 - 3)}))
-    with served.frozen():
+    with server.frozen():
         other.send_request(320, {**fields, "m": True}, too_long, flag=0)
         client.send_request(10, send_v1_fields(topic), b"good", flag=0)
     assert next_response(other).code == 13
@@ -276,9 +276,9 @@ def test_a_message_that_cannot_be_stored_does_not_affect_others_of_its_turn(
 
 
 def test_a_zero_byte_in_the_properties_does_not_affect_others_of_its_turn(
-    served: Server, client: Client, other: Client, topic: str
+    server: Server, client: Client, other: Client, topic: str
 ) -> None:
-    with served.frozen():
+    with server.frozen():
         other.send_request(10, send_v1_fields(topic, properties="a\x01\0\x02"), b"bad", flag=0)
         client.send_request(10, send_v1_fields(topic), b"good", flag=0)
     assert next_response(other).code in (1, 13)

@@ -47,23 +47,23 @@ pytestmark = [
 COUNT = 60
 
 
-def send(served: Server, first: int, count: int) -> None:
-    with served.client() as client:
+def send(server: Server, first: int, count: int) -> None:
+    with server.client() as client:
         for number in range(first, first + count):
             properties = {"UNIQ_KEY": f"m{number}", "TAGS": "ab"[number % 2], "own": f"p{number}"}
             client.send("orders", b"%d" % number, properties, queue_id=number % 2)
 
 
-def bodies(served: Server, topic: str) -> list[int]:
-    with served.client() as client:
+def bodies(server: Server, topic: str) -> list[int]:
+    with server.client() as client:
         records = [record for queue in range(2) for record in client.pull_all(topic, queue)]
     return sorted(int(record.body) for record in records)
 
 
 def archive(
-    spark: SparkSession, served: Server, out: Path, *, compact: bool = False
+    spark: SparkSession, server: Server, out: Path, *, compact: bool = False
 ) -> ArchiveResult:
-    source = ClusterSource(served.namesrv_address, batch_messages=25)
+    source = ClusterSource(server.namesrv_address, batch_messages=25)
     return retry_slow_start(
         lambda: run_archive(spark, out, source=source, topics=["orders"], compact=compact)
     )
@@ -71,35 +71,35 @@ def archive(
 
 def test_a_topic_is_archived_compacted_and_replayed(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "archive"
-    with Server(tmp_path / "broker") as served:
-        with served.client() as client:
+    with Server(tmp_path / "broker") as server:
+        with server.client() as client:
             for topic in ("orders", "replayed", "limited"):
                 client.create_topic(topic, queues=2)
-        send(served, 0, COUNT)
-        assert archive(spark, served, out) == ArchiveResult(COUNT, 0)
+        send(server, 0, COUNT)
+        assert archive(spark, server, out) == ArchiveResult(COUNT, 0)
         assert len(open_archive(out).manifest.parts) == 3
-        send(served, COUNT, 10)
-        assert archive(spark, served, out, compact=True) == ArchiveResult(10, 4)
+        send(server, COUNT, 10)
+        assert archive(spark, server, out, compact=True) == ArchiveResult(10, 4)
         assert len(open_archive(out).manifest.parts) == 1
         rows = read_archive(spark, out)
         ids = Counter(row["message_id"] for row in rows.select("message_id").collect())
         assert ids == Counter(f"m{number}" for number in range(COUNT + 10))
         with pytest.raises(PipelineFailed, match="also archives orders"):
-            run_archive(spark, out, source=ClusterSource(served.namesrv_address), topics=["other"])
-        _assert_replay_sends_each_message_once(spark, served, out)
-        _assert_replay_of_a_range_of_time(spark, served, out)
+            run_archive(spark, out, source=ClusterSource(server.namesrv_address), topics=["other"])
+        _assert_replay_sends_each_message_once(spark, server, out)
+        _assert_replay_of_a_range_of_time(spark, server, out)
         shutil.rmtree(out / "_checkpoint")
         with pytest.raises(PipelineFailed, match="restore it, or start in a new directory"):
-            archive(spark, served, out)
+            archive(spark, server, out)
 
 
-def _assert_replay_sends_each_message_once(spark: SparkSession, served: Server, out: Path) -> None:
-    request = ReplayRequest(str(out), served.namesrv_address, "replayed", where="tags = 'a'")
+def _assert_replay_sends_each_message_once(spark: SparkSession, server: Server, out: Path) -> None:
+    request = ReplayRequest(str(out), server.namesrv_address, "replayed", where="tags = 'a'")
     expected = list(range(0, COUNT + 10, 2))
     result = run_replay(spark, request)
     assert (result.messages, result.was_done) == (len(expected), False)
-    assert bodies(served, "replayed") == expected
-    with served.client() as client:
+    assert bodies(server, "replayed") == expected
+    with server.client() as client:
         record = client.pull_all("replayed", 0)[0]
     assert record.properties["own"] == f"p{int(record.body)}"
     # Repeating it sends nothing, even if it crashed before it stored that a chunk was done.
@@ -109,24 +109,24 @@ def _assert_replay_sends_each_message_once(spark: SparkSession, served: Server, 
     assert plan is not None
     rows = read_archive(spark, out).where(request.where)
     send_chunk(rows, request, plan.chunks[-1], len(plan.chunks) - 1)
-    assert bodies(served, "replayed") == expected
+    assert bodies(server, "replayed") == expected
     with pytest.raises(PipelineFailed, match="another --name"):
         run_replay(spark, replace(request, name=result.name, where=""))
     with pytest.raises(PipelineFailed, match="no_such_column"):
         run_replay(spark, replace(request, where="no_such_column = 1"))
 
 
-def _assert_replay_of_a_range_of_time(spark: SparkSession, served: Server, out: Path) -> None:
+def _assert_replay_of_a_range_of_time(spark: SparkSession, server: Server, out: Path) -> None:
     """The rate divides the replay into chunks."""
     times = [row[0] for row in read_archive(spark, out).select("store_time").collect()]
     first, last = min(times).astimezone(), max(times).astimezone()
     request = ReplayRequest(
-        *(str(out), served.namesrv_address, "limited", first, last, "", "slow"), rate=1000
+        *(str(out), server.namesrv_address, "limited", first, last, "", "slow"), rate=1000
     )
     assert isinstance(first, datetime)
     expected = sum(time < max(times) for time in times)
     assert run_replay(spark, request).messages == expected
-    assert len(bodies(served, "limited")) == expected
+    assert len(bodies(server, "limited")) == expected
     file = out / "_replays" / "slow.json"
     plan = load_plan(file)
     assert plan is not None
@@ -137,11 +137,11 @@ def _assert_replay_of_a_range_of_time(spark: SparkSession, served: Server, out: 
 
 def test_the_command_reports_progress_as_json(tmp_path: Path) -> None:
     out = tmp_path / "archive"
-    with Server(tmp_path / "broker") as served:
-        with served.client() as client:
+    with Server(tmp_path / "broker") as server:
+        with server.client() as client:
             client.create_topic("orders", queues=2)
-        send(served, 0, 5)
-        source = ("-n", served.namesrv_address, "--topic", "orders")
+        send(server, 0, 5)
+        source = ("-n", server.namesrv_address, "--topic", "orders")
         # The settings of the shared session: this JVM must start quickly as well.
         conf = [word for item in SETTINGS.items() for word in ("--conf", "=".join(item))]
         result = subprocess.run(

@@ -245,7 +245,7 @@ def test_a_half_that_is_read_late_moves_its_transaction_to_an_earlier_day(
 CONF = {"transactionTimeOut": 300, "transactionCheckInterval": 300, "transactionCheckMax": 3}
 
 
-async def run_transactions(served: Server) -> dict[str, str]:
+async def run_transactions(server: Server) -> dict[str, str]:
     """Run transactions of all kinds. Return the expected outcomes by id."""
     expected: dict[str, str] = {}
     checks: dict[bytes, int] = {}
@@ -254,7 +254,7 @@ async def run_transactions(served: Server) -> dict[str, str]:
         checks[message.body] = checks.get(message.body, 0) + 1
         return Verdict.COMMIT if message.body == b"late" else None
 
-    async with Producer(served.namesrv_address, group="shop") as producer:
+    async with Producer(server.namesrv_address, group="shop") as producer:
         producer.checker("*")(check)
         async with producer.transaction(Message("orders", b"single")) as tx:
             pass
@@ -270,25 +270,25 @@ async def run_transactions(served: Server) -> dict[str, str]:
                 async with producer.transaction(Message("orders", body)) as tx:
                     raise ZeroDivisionError
             expected[tx.id] = outcome
-        with served.client() as client:
+        with server.client() as client:
             await wait_until_async(lambda: client.max_offset("TRANS_CHECK_MAX_TIME_TOPIC", 0) == 1)
         await wait_until_async(lambda: b"late" in checks)
     return expected
 
 
-def update_ledger(spark: SparkSession, served: Server, out: Path, **options: Any) -> LedgerResult:
-    source = ClusterSource(served.namesrv_address, batch_messages=20)
+def update_ledger(spark: SparkSession, server: Server, out: Path, **options: Any) -> LedgerResult:
+    source = ClusterSource(server.namesrv_address, batch_messages=20)
     return retry_slow_start(lambda: run_ledger(spark, out, source=source, **options))
 
 
 async def test_a_ledger_is_updated_from_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "ledger"
     reports: list[PipelineProgress] = []
-    with Server(tmp_path / "broker", conf=CONF) as served:
-        expected = await run_transactions(served)
-        with served.client() as client:
+    with Server(tmp_path / "broker", conf=CONF) as server:
+        expected = await run_transactions(server)
+        with server.client() as client:
             half = client.send_half("orders", b"open", {"UNIQ_KEY": "open-1"}, group="no-checker")
-        update_ledger(spark, served, out, on_progress=reports.append)
+        update_ledger(spark, server, out, on_progress=reports.append)
         rows = by_id(read_ledger(spark, out))
         assert {name: row["outcome"] for name, row in rows.items()} == {
             **expected,
@@ -306,25 +306,25 @@ async def test_a_ledger_is_updated_from_its_broker(spark: SparkSession, tmp_path
         assert [(row["decided_by"], row["outcome"]) for row in checked] == [("check", "committed")]
         assert all(row["visible_ms"] is not None for row in rows.values() if row["finals"])
         # The open transaction is decided later. Its row changes, and the other rows do not.
-        with served.client() as client:
+        with server.client() as client:
             client.end_transaction(half, COMMIT, topic="orders", group="no-checker")
-        assert update_ledger(spark, served, out).rows == len(rows)
+        assert update_ledger(spark, server, out).rows == len(rows)
         updated_rows = by_id(read_ledger(spark, out))
         assert updated_rows.pop("open-1")["outcome"] == "committed"
         rows.pop("open-1")
         assert updated_rows == rows
-        assert update_ledger(spark, served, out) == LedgerResult(0, (), 0)
+        assert update_ledger(spark, server, out) == LedgerResult(0, (), 0)
         # Other programs do not know the manifest; they read through the links.
         assert spark.read.parquet(str(out)).count() == len(rows) + 1
         _assert_same_from_files(
-            spark, served, tmp_path / "of-files", by_id(read_ledger(spark, out))
+            spark, server, tmp_path / "of-files", by_id(read_ledger(spark, out))
         )
         with pytest.raises(PipelineFailed, match="made from cluster, not from files"):
-            run_ledger(spark, out, paths=[served.data])
+            run_ledger(spark, out, paths=[server.data])
 
 
-def _assert_same_from_files(spark: SparkSession, served: Server, out: Path, expected: Rows) -> None:
-    run_ledger(spark, out, paths=[served.data])
+def _assert_same_from_files(spark: SparkSession, server: Server, out: Path, expected: Rows) -> None:
+    run_ledger(spark, out, paths=[server.data])
     columns = ("outcome", "messages", "decided_at", "checks", "message_ids", "visible_ms")
     rows = by_id(read_ledger(spark, out))
     assert {name: [row[column] for column in columns] for name, row in rows.items()} == {

@@ -13,7 +13,7 @@ from tests.support.signing import Certificates, SignedClient
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("secured")
     (port,) = free_ports(1)
     conf = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
@@ -27,8 +27,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def admin(served: Server) -> Iterator[SignedClient]:
-    with SignedClient(served.address, *ADMIN) as client:
+def admin(server: Server) -> Iterator[SignedClient]:
+    with SignedClient(server.address, *ADMIN) as client:
         yield client
 
 

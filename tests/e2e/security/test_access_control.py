@@ -26,8 +26,8 @@ from tests.support.waiting import wait_until
 # --- name server and metrics ---------------------------------------------------------------------
 
 
-def test_the_name_server_also_checks_access(served: Server) -> None:
-    with SignedClient(served.namesrv_address) as unsigned:
+def test_the_name_server_also_checks_access(server: Server) -> None:
+    with SignedClient(server.namesrv_address) as unsigned:
         assert_refused(unsigned.request(105, {"topic": "orders"}))
         assert_refused(unsigned.request(106))
     identity = {
@@ -37,39 +37,39 @@ def test_the_name_server_also_checks_access(served: Server) -> None:
     }
     registration = {**identity, "haServerAddr": "", "brokerId": 0, "compressed": False}
     for keys in (("", ""), WRITER, READER, USER):
-        with SignedClient(served.namesrv_address, *keys) as client:
+        with SignedClient(server.namesrv_address, *keys) as client:
             assert_refused(client.request(103, registration, b"{}"))
             assert_refused(
                 client.request(104, {**identity, "brokerName": "broker-a", "brokerId": 0})
             )
             assert_refused(client.request(216, {"topic": "orders"}))
             assert_refused(client.request(100, {"namespace": "n", "key": "k", "value": "v"}))
-    with SignedClient(served.namesrv_address, *READER) as client:
+    with SignedClient(server.namesrv_address, *READER) as client:
         route = client.route("orders")
         assert route is not None
         assert [broker["brokerName"] for broker in route["brokerDatas"]] == ["broker-a"]
 
 
-def test_refusals_are_logged_without_secrets(served: Server) -> None:
+def test_refusals_are_logged_without_secrets(server: Server) -> None:
     clients = [
         (("writer-key", "wrong-secret-77"), "access_key=writer-key", "the signature is wrong"),
         (WRITER[::-1], "access_key=writ...", "no enabled account has this access key"),
         (("", ""), "access_key=", "the request has no access key"),
     ]
-    for address in (served.address, served.namesrv_address):
+    for address in (server.address, server.namesrv_address):
         for keys, _, _ in clients:
             with SignedClient(address, *keys) as client:
                 assert_refused(client.request(105, {"topic": "orders"}))
-    lines = [line for line in served.errors.splitlines() if "request refused" in line]
+    lines = [line for line in server.errors.splitlines() if "request refused" in line]
     for _, shown_key, reason in clients:
         assert any(f" {shown_key} " in line and reason in line for line in lines), lines
-    assert "wrong-secret-77" not in served.errors
-    assert WRITER[1] not in served.errors
+    assert "wrong-secret-77" not in server.errors
+    assert WRITER[1] not in server.errors
 
 
-def get_status(served: Server, path: str, keys: tuple[str, str] | None = None) -> int:
+def get_status(server: Server, path: str, keys: tuple[str, str] | None = None) -> int:
     """Return the HTTP status of a page of the metrics port. No page may contain a secret."""
-    port = int(served.conf.read_text().partition("metricsPromExporterPort=")[2].split()[0])
+    port = int(server.conf.read_text().partition("metricsPromExporterPort=")[2].split()[0])
     headers = {}
     if keys is not None:
         credentials = base64.b64encode(":".join(keys).encode()).decode()
@@ -85,13 +85,13 @@ def get_status(served: Server, path: str, keys: tuple[str, str] | None = None) -
         connection.close()
 
 
-def test_metrics_are_only_for_administrators(served: Server) -> None:
-    assert get_status(served, "/metrics") == 401
-    assert get_status(served, "/metrics", WRITER) == 401
-    assert get_status(served, "/metrics", (ADMIN[0], "wrong-secret")) == 401
-    assert get_status(served, "/metrics", ("", "")) == 401
-    assert get_status(served, "/metrics", ADMIN) == 200
-    assert get_status(served, "/health/ready") == 200
+def test_metrics_are_only_for_administrators(server: Server) -> None:
+    assert get_status(server, "/metrics") == 401
+    assert get_status(server, "/metrics", WRITER) == 401
+    assert get_status(server, "/metrics", (ADMIN[0], "wrong-secret")) == 401
+    assert get_status(server, "/metrics", ("", "")) == 401
+    assert get_status(server, "/metrics", ADMIN) == 200
+    assert get_status(server, "/health/ready") == 200
 
 
 # --- reload --------------------------------------------------------------------------------------

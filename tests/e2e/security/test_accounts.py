@@ -33,20 +33,20 @@ ATTACKS: dict[str, tuple[dict[str, str], bytes]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_invalid_signature_is_refused(served: Server, admin: SignedClient, attack: str) -> None:
+def test_an_invalid_signature_is_refused(server: Server, admin: SignedClient, attack: str) -> None:
     fields, body = ATTACKS[attack]
     ends = [admin.max_offset(topic, 0) for topic in ("orders", "others")]
-    with SignedClient(served.address) as client:
+    with SignedClient(server.address) as client:
         client.send_raw(310, fields, body)
         assert client.next_response_code() == NO_PERMISSION
     assert [admin.max_offset(topic, 0) for topic in ("orders", "others")] == ends
 
 
 def test_a_valid_signature_is_accepted_in_every_encoding(
-    served: Server, admin: SignedClient
+    server: Server, admin: SignedClient
 ) -> None:
     end = admin.max_offset("orders", 0)
-    with SignedClient(served.address, *WRITER) as client:
+    with SignedClient(server.address, *WRITER) as client:
         client.send("orders", b"json")
         client.send_binary(310, send_fields("orders"), b"binary")
         assert client.next_response_code() == 0
@@ -61,16 +61,16 @@ def test_a_valid_signature_is_accepted_in_every_encoding(
     assert admin.max_offset("orders", 0) == end + 3
 
 
-def test_an_unknown_key_and_a_wrong_secret_get_the_same_remark(served: Server) -> None:
+def test_an_unknown_key_and_a_wrong_secret_get_the_same_remark(server: Server) -> None:
     """Otherwise a client could find out which keys exist."""
-    with SignedClient(served.address, "unknown-key", "any-secret-1") as client:
+    with SignedClient(server.address, "unknown-key", "any-secret-1") as client:
         remark = client.request(310, send_fields("orders"), b"x").remark
-    with SignedClient(served.address, WRITER[0], "any-secret-1") as client:
+    with SignedClient(server.address, WRITER[0], "any-secret-1") as client:
         assert client.request(310, send_fields("orders"), b"x").remark == remark
 
 
-def test_an_account_needs_no_signature_from_its_trusted_address(served: Server) -> None:
+def test_an_account_needs_no_signature_from_its_trusted_address(server: Server) -> None:
     """As in RocketMQ, the access key alone is enough there."""
-    with SignedClient(served.address) as client:
+    with SignedClient(server.address) as client:
         client.send_raw(30, {"topic": "others", "queueId": "0", "AccessKey": "trusted-key"})
         assert client.next_response_code() == 0

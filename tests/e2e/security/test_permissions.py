@@ -105,52 +105,52 @@ NOT_FOR_READER: dict[str, RequestFunction] = {
 
 @pytest.mark.parametrize("attack", NOT_FOR_WRITER)
 def test_a_writer_is_refused_requests_without_permission(
-    served: Server, admin: SignedClient, attack: str
+    server: Server, admin: SignedClient, attack: str
 ) -> None:
     ends = [admin.max_offset(topic, 0) for topic in ("orders", "others")]
-    with SignedClient(served.address, *WRITER) as client:
+    with SignedClient(server.address, *WRITER) as client:
         assert_refused(NOT_FOR_WRITER[attack](client))
     assert [admin.max_offset(topic, 0) for topic in ("orders", "others")] == ends
 
 
 @pytest.mark.parametrize("attack", NOT_FOR_READER)
-def test_a_reader_is_refused_requests_without_permission(served: Server, attack: str) -> None:
-    with SignedClient(served.address, *READER) as client:
+def test_a_reader_is_refused_requests_without_permission(server: Server, attack: str) -> None:
+    with SignedClient(server.address, *READER) as client:
         assert_refused(NOT_FOR_READER[attack](client))
 
 
-def test_refused_requests_had_no_effect(served: Server, admin: SignedClient) -> None:
+def test_refused_requests_had_no_effect(server: Server, admin: SignedClient) -> None:
     for group, topic in (("other-group", "orders"), ("readers", "others")):
         assert admin.committed_offset(group, topic, 0) != 9
     assert admin.request(38, {"consumerGroup": "other-group"}).code == 1  # has no members
-    with SignedClient(served.namesrv_address, *ADMIN) as name_server:
+    with SignedClient(server.namesrv_address, *ADMIN) as name_server:
         assert name_server.route("brand-new") is None
         assert name_server.route("mine") is None
 
 
-def test_accounts_may_do_what_their_permissions_allow(served: Server) -> None:
-    with SignedClient(served.address, *WRITER) as writer:
+def test_accounts_may_do_what_their_permissions_allow(server: Server) -> None:
+    with SignedClient(server.address, *WRITER) as writer:
         sent = writer.send("orders", b"to be read")
         writer.send("RMQ_SYS_TRACE_TOPIC", b"every client traces")
         writer.heartbeat("w", producer_groups=("g",))
         assert writer.request(3702, {"writer": "loader"}).code == 0
-    with SignedClient(served.address, *READER) as reader:
+    with SignedClient(server.address, *READER) as reader:
         assert heartbeat(reader, "readers", "orders").code == 0
         assert reader.pull("orders", 0, sent.queue_offset, group="readers").code == 0
         assert reader.view_by_id(sent.message_id).body == b"to be read"
         reader.commit_offset("readers", "orders", 0, 1)
         assert lock(reader, "readers", "orders").code == 0
-    with SignedClient(served.address, *USER) as user:
+    with SignedClient(server.address, *USER) as user:
         user.send("orders", b"of a user with policies")
         assert_refused(user.request(310, send_fields("others"), b"x"))
         assert_refused(user.pull("orders", 0, 0, group="readers"))  # allowed only from 10.0.0.0/8
 
 
 def test_access_to_a_message_depends_on_its_stored_topic(
-    served: Server, admin: SignedClient
+    server: Server, admin: SignedClient
 ) -> None:
     hidden = admin.send("others", b"not for the reader")
-    with SignedClient(served.address, *READER) as reader:
+    with SignedClient(server.address, *READER) as reader:
         offset = int(hidden.message_id[-16:], 16)
         assert_refused(reader.request(33, {"offset": offset, "topic": "orders"}))
         assert_refused(reader.request(36, {"offset": offset, "group": "readers", "delayLevel": 0}))
@@ -161,11 +161,11 @@ def park(client: SignedClient, topic: str, key: str) -> SendResult:
 
 
 def test_only_an_account_that_may_write_the_topic_ends_a_transaction(
-    served: Server, admin: SignedClient
+    server: Server, admin: SignedClient
 ) -> None:
     half = park(admin, "others", "tx-1")
     end = admin.max_offset("others", 0)
-    with SignedClient(served.address, *WRITER) as writer:
+    with SignedClient(server.address, *WRITER) as writer:
         assert_refused(writer.end_transaction(half, 8, topic="orders", group="banks"))
         assert_refused(writer.end_transaction(half, 8, topic="", group="banks"))
         body = json.dumps({"halves": [[half.queue_offset, half.log_offset]]}).encode()

@@ -26,8 +26,8 @@ def secret_of(pid: int) -> str:
     return str(loads(value.decode())["secretKey"])
 
 
-def children_of(served: Server) -> list[int]:
-    lines = [line for line in served.errors.splitlines() if "broker started name=" in line]
+def children_of(server: Server) -> list[int]:
+    lines = [line for line in server.errors.splitlines() if "broker started name=" in line]
     return [int(line.split(" pid=")[1]) for line in lines]
 
 
@@ -36,12 +36,12 @@ def test_brokers_with_accounts_register_and_their_secret_is_not_visible(
 ) -> None:
     (tmp_path / "acl.yml").write_text(RULES)
     conf = {"aclEnable": "true", "escrowAclFile": tmp_path / "acl.yml"}
-    served = Server(tmp_path, conf=conf, wait_s=3 * WAIT_S)
+    server = Server(tmp_path, conf=conf, wait_s=3 * WAIT_S)
     (metrics_port,) = free_ports(1)
-    served.arguments[served.arguments.index("--port") + 1] = "0"
-    served.arguments += ["--brokers", "2", "--metrics-port", str(metrics_port)]
-    with served:
-        with SignedClient(served.namesrv_address, *ADMIN) as name_server:
+    server.arguments[server.arguments.index("--port") + 1] = "0"
+    server.arguments += ["--brokers", "2", "--metrics-port", str(metrics_port)]
+    with server:
+        with SignedClient(server.namesrv_address, *ADMIN) as name_server:
             addresses = loads(name_server.expect(106).body.decode())["brokerAddrTable"]
         assert sorted(addresses) == ["broker-a-0", "broker-a-1"]
         request = Request(f"http://127.0.0.1:{metrics_port}/metrics")
@@ -51,15 +51,15 @@ def test_brokers_with_accounts_register_and_their_secret_is_not_visible(
             metrics = response.read().decode()
         assert 'node_id="broker-a-0"' in metrics
         assert 'node_id="broker-a-1"' in metrics
-        pids = children_of(served)
+        pids = children_of(server)
         secrets = {secret_of(pid) for pid in pids}
         assert len(pids) == 2
         assert len(secrets) == 1
-        for pid in (*pids, served.pid):
+        for pid in (*pids, server.pid):
             command_line = Path(f"/proc/{pid}/cmdline").read_text()
             assert not any(secret in command_line for secret in secrets)
-        assert not any(secret in metrics or secret in served.startup_output for secret in secrets)
-    assert not any(secret in served.errors for secret in secrets)
+        assert not any(secret in metrics or secret in server.startup_output for secret in secrets)
+    assert not any(secret in server.errors for secret in secrets)
 
 
 def test_brokers_that_enforce_tls_register(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_brokers_that_enforce_tls_register(tmp_path: Path) -> None:
         "tls.server.certPath": certificates.cert,
         "tls.server.keyPath": certificates.key,
     }
-    served = Server(tmp_path, conf=conf, wait_s=3 * WAIT_S)
-    served.arguments[served.arguments.index("--port") + 1] = "0"
-    served.arguments += ["--brokers", "1"]
-    with served:  # ready only when its broker has registered
-        assert "broker-a-0" in served.startup_output
+    server = Server(tmp_path, conf=conf, wait_s=3 * WAIT_S)
+    server.arguments[server.arguments.index("--port") + 1] = "0"
+    server.arguments += ["--brokers", "1"]
+    with server:  # ready only when its broker has registered
+        assert "broker-a-0" in server.startup_output

@@ -71,9 +71,9 @@ def test_policies_are_listed_as_in_the_file(admin: SignedClient) -> None:
 @pytest.mark.parametrize("keys", [WRITER, USER])
 @pytest.mark.parametrize("code", [GET_USER, LIST_USERS, GET_ACL, LIST_ACLS, *CHANGES])
 def test_users_are_listed_only_for_administrators(
-    served: Server, keys: tuple[str, str], code: int
+    server: Server, keys: tuple[str, str], code: int
 ) -> None:
-    with SignedClient(served.address, *keys) as client:
+    with SignedClient(server.address, *keys) as client:
         assert_refused(client.request(code, {"username": "alice", "subject": "User:alice"}))
 
 
@@ -90,8 +90,8 @@ def test_a_new_user_is_listed_after_a_reload(tmp_path: Path) -> None:
     new_user = (
         "- {username: robert, password: robert-secret, userType: Super, userStatus: disable}\n"
     )
-    with broker_with_acl(tmp_path) as served, SignedClient(served.address, *ADMIN) as admin:
-        rules = served.directory / "acl.yml"
+    with broker_with_acl(tmp_path) as server, SignedClient(server.address, *ADMIN) as admin:
+        rules = server.directory / "acl.yml"
         rules.write_text(rules.read_text().replace("users:\n", f"users:\n{new_user}"))
         wait_until(lambda: len(decode_body(admin.request(LIST_USERS))) == 2, "the file is reloaded")
         users = decode_body(admin.request(LIST_USERS))
@@ -100,7 +100,7 @@ def test_a_new_user_is_listed_after_a_reload(tmp_path: Path) -> None:
 
 
 def test_without_access_control_a_list_of_users_is_refused(tmp_path: Path) -> None:
-    with Server(tmp_path) as served, served.client() as client:
+    with Server(tmp_path) as server, server.client() as client:
         response = client.request(LIST_USERS)
     assert response.code == NOT_SUPPORTED
     assert "aclEnable" in response.remark

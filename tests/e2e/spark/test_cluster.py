@@ -76,13 +76,13 @@ def read_parquet(files: str, columns: str) -> list[Any]:
 # --- transactions --------------------------------------------------------------------------------
 
 
-def make_transfers(served: Server, path: Path) -> list[str]:
+def make_transfers(server: Server, path: Path) -> list[str]:
     """Make transfers through the SQL binding, some of which are rolled back, and book each of them
     at the other bank. Returns the ids of the committed transactions."""
     engine = create_engine(f"sqlite:///{path}")
     tables.create_all(engine)
     ids = []
-    with Escrow(engine, served.namesrv_address, group="bank") as escrow:
+    with Escrow(engine, server.namesrv_address, group="bank") as escrow:
         for number in range(COMMITTED + ROLLED_BACK):
             with escrow.transaction() as (session, tx):
                 session.execute(insert(transfers).values(id=str(number), cents=number))
@@ -98,7 +98,7 @@ def make_transfers(served: Server, path: Path) -> list[str]:
         session.execute(insert(transfers).values(id=f"in {message.body.decode()}", cents=0))
 
     with Consumer(
-        served.namesrv_address, group="other-bank", subscribe={"transfers": "*"}
+        server.namesrv_address, group="other-bank", subscribe={"transfers": "*"}
     ) as consumer:
         inbox.run(consumer, book, limit=COMMITTED)
     engine.dispose()
@@ -109,9 +109,9 @@ def test_reconcile_finds_planted_differences_between_ledger_and_database(
     cluster: SparkCluster, tmp_path: Path
 ) -> None:
     path, ledger = tmp_path / "bank.db", tmp_path / "ledger"
-    with Server(tmp_path / "broker") as served:
-        ids = make_transfers(served, path)
-        servers = ("-n", served.namesrv_address)
+    with Server(tmp_path / "broker") as server:
+        ids = make_transfers(server, path)
+        servers = ("-n", server.namesrv_address)
         summary = run_pipeline(cluster, "ledger", *servers, "--out", ledger, "--once")
         assert summary["rows"] == COMMITTED + ROLLED_BACK
     assert_ran_on_both_workers(cluster, "escrowmq ledger")
@@ -159,8 +159,8 @@ def _assert_planted_differences_are_found(
 # --- messages ------------------------------------------------------------------------------------
 
 
-def send_orders(served: Server, *topics: str) -> None:
-    with served.client() as client:
+def send_orders(server: Server, *topics: str) -> None:
+    with server.client() as client:
         for topic in ("orders", *topics):
             client.create_topic(topic, queues=QUEUES)
         for number in range(MESSAGES):
@@ -168,17 +168,17 @@ def send_orders(served: Server, *topics: str) -> None:
             client.send("orders", b"%d" % number, properties, queue_id=number % QUEUES)
 
 
-def bodies(served: Server, topic: str) -> list[int]:
-    with served.client() as client:
+def bodies(server: Server, topic: str) -> list[int]:
+    with server.client() as client:
         records = [record for queue in range(QUEUES) for record in client.pull_all(topic, queue)]
     return sorted(int(record.body) for record in records)
 
 
 def test_a_topic_is_archived_and_partly_replayed(cluster: SparkCluster, tmp_path: Path) -> None:
     out = tmp_path / "archive"
-    with Server(tmp_path / "broker") as served:
-        send_orders(served, "replayed")
-        servers = ("-n", served.namesrv_address)
+    with Server(tmp_path / "broker") as server:
+        send_orders(server, "replayed")
+        servers = ("-n", server.namesrv_address)
         arguments = ("--topic", "orders", "--out", out, "--once")
         summary = run_pipeline(cluster, "archive", *servers, *arguments)
         assert summary["messages"] == MESSAGES
@@ -187,26 +187,26 @@ def test_a_topic_is_archived_and_partly_replayed(cluster: SparkCluster, tmp_path
         selection = ("--topic", "replayed", "--where", "tags = 'a'")
         summary = run_pipeline(cluster, "replay", "--from", out, *servers, *selection)
         assert (summary["messages"], summary["was_done"]) == (MESSAGES // 2, False)
-        assert bodies(served, "replayed") == list(range(0, MESSAGES, 2))
+        assert bodies(server, "replayed") == list(range(0, MESSAGES, 2))
     assert_ran_on_both_workers(cluster, "escrowmq archive")
     assert_ran_on_both_workers(cluster, "escrowmq replay")
 
 
 def test_a_program_reads_and_writes_exactly_once(cluster: SparkCluster, tmp_path: Path) -> None:
-    with Server(tmp_path / "broker") as served:
-        send_orders(served, "streamed", "batched")
+    with Server(tmp_path / "broker") as server:
+        send_orders(server, "streamed", "batched")
         process = cluster.run(
             [
                 *(SPARK_HOME / "bin" / "spark-submit", "--master", cluster.url),
-                *(cluster_program.__file__, served.namesrv_address, tmp_path / "checkpoint"),
+                *(cluster_program.__file__, server.namesrv_address, tmp_path / "checkpoint"),
             ]
         )
         assert process.returncode == 0, process.stderr
         output = last_line(process)
         expected = list(range(MESSAGES))
         assert sorted(map(int, output["read"])) == expected
-        assert bodies(served, "streamed") == expected
-        assert bodies(served, "batched") == expected
+        assert bodies(server, "streamed") == expected
+        assert bodies(server, "batched") == expected
     # Tasks ran in the directories of both workers, and nowhere else.
     workers = {str(Path(directory).parent.parent) for directory in output["places"]}
     assert workers == {str(cluster.work_directory(number)) for number in range(2)}
@@ -224,18 +224,18 @@ def test_a_speculative_task_does_not_write_its_rows_twice(
     }
     started = tmp_path / "started"  # the program creates a file for each attempt
     started.mkdir()
-    with Server(tmp_path / "broker") as served:
-        with served.client() as client:
+    with Server(tmp_path / "broker") as server:
+        with server.client() as client:
             client.create_topic("speculated", queues=QUEUES)
         process = cluster.run(
             [
                 *(SPARK_HOME / "bin" / "spark-submit", "--master", cluster.url),
                 *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
-                *(speculation_program.__file__, served.namesrv_address, started),
+                *(speculation_program.__file__, server.namesrv_address, started),
             ]
         )
         assert process.returncode == 0, process.stderr
-        assert bodies(served, "speculated") == list(range(speculation_program.ROWS))
+        assert bodies(server, "speculated") == list(range(speculation_program.ROWS))
     counts: Counter[str] = Counter()
     for _attempt, verdict, count in last_line(process):
         counts[verdict] += count

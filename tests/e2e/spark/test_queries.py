@@ -27,12 +27,12 @@ COUNT = 300
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("queries")) as served:
-        with served.client() as client:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("queries")) as server:
+        with server.client() as client:
             client.create_topic("orders", queues=4)
             send(client, 0, COUNT)
-        yield served
+        yield server
 
 
 def send(client: Client, first: int, count: int, topic: str = "orders") -> None:
@@ -41,13 +41,13 @@ def send(client: Client, first: int, count: int, topic: str = "orders") -> None:
         client.send(topic, b"%d" % number, properties, queue_id=number % 4)
 
 
-def load(spark: SparkSession, served: Server, **options: Any) -> DataFrame:
-    reader = spark.read.format("escrowmq").option("servers", served.namesrv_address)
+def load(spark: SparkSession, server: Server, **options: Any) -> DataFrame:
+    reader = spark.read.format("escrowmq").option("servers", server.namesrv_address)
     return reader.options(**options).load()
 
 
-def test_a_topic_can_be_queried_as_a_table(spark: SparkSession, served: Server) -> None:
-    orders = load(spark, served, subscribe="orders", minPartitions=3)
+def test_a_topic_can_be_queried_as_a_table(spark: SparkSession, server: Server) -> None:
+    orders = load(spark, server, subscribe="orders", minPartitions=3)
     orders.createOrReplaceTempView("orders")
     [row] = spark.sql(
         "select count(distinct message_id) n, sum(cast(cast(body as string) as int)) total, "
@@ -61,22 +61,22 @@ def test_a_topic_can_be_queried_as_a_table(spark: SparkSession, served: Server) 
 
 
 def test_rocketmq_names_of_options_work_and_only_selected_columns_are_read(
-    spark: SparkSession, served: Server
+    spark: SparkSession, server: Server
 ) -> None:
-    reader = spark.read.format("rocketmq").option("nameServer", served.namesrv_address)
+    reader = spark.read.format("rocketmq").option("nameServer", server.namesrv_address)
     orders = reader.option("topic", "orders").option("columns", "keys,queue_offset").load()
     assert orders.columns == ["keys", "queue_offset"]
     assert orders.where("queue_offset = 0").count() == 4
 
 
 def test_files_and_transactions_can_be_queried_as_tables(
-    spark: SparkSession, served: Server
+    spark: SparkSession, server: Server
 ) -> None:
-    with served.client() as client:
+    with server.client() as client:
         client.send_half("orders", b"half", {"UNIQ_KEY": "tx"})
-    files = spark.read.format("escrowmq").load(str(served.data))
+    files = spark.read.format("escrowmq").load(str(server.data))
     assert files.where("topic = 'orders'").count() >= COUNT
-    rows = load(spark, served, mode="transactions").where("kind = 'half'").collect()
+    rows = load(spark, server, mode="transactions").where("kind = 'half'").collect()
     assert [(row["transaction_id"], row["topic"]) for row in rows] == [("tx", "orders")]
 
 
@@ -88,21 +88,21 @@ def test_files_and_transactions_can_be_queried_as_tables(
     ],
 )
 def test_a_user_sees_the_message_of_an_error(
-    spark: SparkSession, served: Server, options: dict[str, str], message: str
+    spark: SparkSession, server: Server, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(PySparkException, match=message):
-        load(spark, served, **options).count()
+        load(spark, server, **options).count()
 
 
 def test_a_stream_that_is_started_again_continues_and_misses_no_message(
-    spark: SparkSession, served: Server, tmp_path: Path
+    spark: SparkSession, server: Server, tmp_path: Path
 ) -> None:
     out = str(tmp_path / "out")
 
     def run() -> StreamingQuery:
         stream = (
             spark.readStream.format("escrowmq")
-            .option("servers", served.namesrv_address)
+            .option("servers", server.namesrv_address)
             .option("subscribe", "flow")
             .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", 60)
@@ -117,7 +117,7 @@ def test_a_stream_that_is_started_again_continues_and_misses_no_message(
         assert query.awaitTermination(120)
         return query
 
-    with served.client() as client:
+    with server.client() as client:
         client.create_topic("flow", queues=4)
         send(client, 0, 100, "flow")
         query = retry_slow_start(run)

@@ -42,7 +42,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(scope="module")
-def served(
+def server(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("secured")
@@ -63,25 +63,25 @@ def options(account: tuple[str, str], certificates: Certificates) -> dict[str, s
     return {"accessKey": key, "secretKey": secret, **tls}
 
 
-def read(served: Server, **options: str) -> list[dict[str, Any]]:
+def read(server: Server, **options: str) -> list[dict[str, Any]]:
     """Read in one batch as Spark does, without a JVM."""
-    source = EscrowSource({"servers": served.namesrv_address, **options})
+    source = EscrowSource({"servers": server.namesrv_address, **options})
     reader: Any = source.reader(source.schema())
     tasks = reader.partitions()
     return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
 def test_a_table_is_written_and_read_back(
-    spark: SparkSession, served: Server, certificates: Certificates
+    spark: SparkSession, server: Server, certificates: Certificates
 ) -> None:
     spark.dataSource.register(EscrowSource)
     rows = spark.sql(
         "SELECT string(id) AS body, map('size', string(id)) AS properties FROM range(9)"
     )
-    writer = rows.write.format("escrowmq").mode("append").option("servers", served.namesrv_address)
+    writer = rows.write.format("escrowmq").mode("append").option("servers", server.namesrv_address)
     writer = writer.option("topic", "orders").option("guarantee", "exactly-once")
     writer.options(**options(WRITER, certificates)).save()
-    reader = spark.read.format("escrowmq").option("servers", served.namesrv_address)
+    reader = spark.read.format("escrowmq").option("servers", server.namesrv_address)
     reader = reader.option("subscribe", "orders").options(**options(READER, certificates))
     messages = reader.load().selectExpr("string(body) AS body").collect()
     assert sorted(row.body for row in messages) == numbers(0, 9)
@@ -89,43 +89,43 @@ def test_a_table_is_written_and_read_back(
     assert sorted(row.body for row in filtered.collect()) == [b"3", b"4", b"5"]
 
 
-def test_a_signed_stream_commits_its_epochs(served: Server, certificates: Certificates) -> None:
-    query = Query(served.namesrv_address, "query", **options(WRITER, certificates))
+def test_a_signed_stream_commits_its_epochs(server: Server, certificates: Certificates) -> None:
+    query = Query(server.namesrv_address, "query", **options(WRITER, certificates))
     for epoch in range(2):
         rows = numbers(100 * epoch, 100 * epoch + 100)
         query.commit(epoch, query.task("run", epoch, rows))
-    messages = read(served, subscribe="query", **options(READER, certificates))
+    messages = read(server, subscribe="query", **options(READER, certificates))
     assert sorted(int(row["body"]) for row in messages) == list(range(200))
 
 
 def test_a_refusal_names_the_missing_permission_or_the_signature(
-    served: Server, certificates: Certificates
+    server: Server, certificates: Certificates
 ) -> None:
     reader = {**options(READER, certificates), "guarantee": "at-least-once"}
     with pytest.raises(RequestRefused, match="no permission: PUB on topic orders"):
-        Query(served.namesrv_address, "orders", **reader).task("run", 0, ["1"])
+        Query(server.namesrv_address, "orders", **reader).task("run", 0, ["1"])
     writer = options(WRITER, certificates)
     with pytest.raises(RequestRefused, match="no permission: PUB on topic others"):
-        Query(served.namesrv_address, "others", **writer).task("run", 0, ["1"])
+        Query(server.namesrv_address, "others", **writer).task("run", 0, ["1"])
     with pytest.raises(RequestRefused, match="no permission: SUB or GET on topic orders"):
-        read(served, subscribe="orders", **writer)
+        read(server, subscribe="orders", **writer)
     wrong_secret = options((WRITER[0], "another-secret"), certificates)
     with pytest.raises(RequestRefused, match="signature"):
-        read(served, subscribe="orders", **wrong_secret)
+        read(server, subscribe="orders", **wrong_secret)
     with pytest.raises(RequestRefused, match="signature"):
-        Query(served.namesrv_address, "query", **wrong_secret).task("run", 0, ["1"])
+        Query(server.namesrv_address, "query", **wrong_secret).task("run", 0, ["1"])
 
 
 def test_errors_distinguish_missing_tls_from_an_untrusted_certificate(
-    served: Server, certificates: Certificates, tmp_path: Path
+    server: Server, certificates: Certificates, tmp_path: Path
 ) -> None:
     plain = {"accessKey": WRITER[0], "secretKey": WRITER[1], "timeout": "1"}
     with pytest.raises(EscrowError, match=r"closed the connection|reset"):
-        Query(served.namesrv_address, "query", **plain).task("run", 0, ["1"])
+        Query(server.namesrv_address, "query", **plain).task("run", 0, ["1"])
     with pytest.raises(NotSent, match=r"cannot be reached: .*certificate verify failed"):
-        Query(served.namesrv_address, "query", tls="true", **plain).task("run", 0, ["1"])
+        Query(server.namesrv_address, "query", tls="true", **plain).task("run", 0, ["1"])
     with pytest.raises(NotSent, match=r"cannot be reached: .*certificate verify failed"):
-        read(served, subscribe="query", tls="true")
+        read(server, subscribe="query", tls="true")
     missing = str(tmp_path / "missing.pem")
     with pytest.raises(ConfigError, match=f"cannot use the TLS files {missing}"):
-        read(served, subscribe="query", tls="true", tlsCa=missing)
+        read(server, subscribe="query", tls="true", tlsCa=missing)

@@ -28,16 +28,16 @@ QUEUES = 4
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     conf = {"transactionTimeOut": 1000}
     with Server(tmp_path_factory.mktemp("sink"), conf=conf, wait_s=90) as server:
         yield server
 
 
 @pytest.fixture
-def topic(served: Server, request: pytest.FixtureRequest) -> str:
+def topic(server: Server, request: pytest.FixtureRequest) -> str:
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
-    with served.client() as client:
+    with server.client() as client:
         client.create_topic(name, queues=QUEUES)
     return name
 
@@ -50,46 +50,46 @@ def rows_in(client: Client, topic: str) -> list[str]:
     ]
 
 
-def assert_rows(served: Server, topic: str, expected: Iterable[str]) -> None:
-    with served.client() as client:
+def assert_rows(server: Server, topic: str, expected: Iterable[str]) -> None:
+    with server.client() as client:
         assert Counter(rows_in(client, topic)) == Counter(expected)
 
 
-def test_an_epoch_is_visible_only_after_its_commit(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic)
+def test_an_epoch_is_visible_only_after_its_commit(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic)
     first = query.task("r1", 0, numbers(0, 100))
     second = query.task("r1", 0, numbers(100, 150), partition=1, attempt=1)
-    assert_rows(served, topic, [])
+    assert_rows(server, topic, [])
     query.commit(0, first, second)
-    assert_rows(served, topic, numbers(0, 150))
+    assert_rows(server, topic, numbers(0, 150))
     query.commit(0, first, second)  # repeated, as after a lost response
-    assert_rows(served, topic, numbers(0, 150))
+    assert_rows(server, topic, numbers(0, 150))
 
 
-def test_only_the_attempts_that_the_driver_names_are_committed(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic)
+def test_only_the_attempts_that_the_driver_names_are_committed(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic)
     query.task("r1", 0, numbers(0, 50), attempt=0)  # lost with its executor
     winner = query.task("r1", 0, numbers(0, 50), attempt=1)
     query.commit(0, winner)
     late = query.task("r1", 0, numbers(0, 50), attempt=2)  # a slow speculative attempt
     assert late.is_decided
-    assert_rows(served, topic, numbers(0, 50))
+    assert_rows(server, topic, numbers(0, 50))
     query.commit(1, query.task("r1", 1, numbers(50, 60), attempt=3))
-    assert_rows(served, topic, numbers(0, 60))
+    assert_rows(server, topic, numbers(0, 60))
 
 
-def test_a_repeated_epoch_writes_nothing(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic)
+def test_a_repeated_epoch_writes_nothing(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic)
     query.commit(0, query.task("r1", 0, numbers(0, 50)))
     repeated = query.task("r2", 0, numbers(0, 50))
     assert (repeated.is_decided, repeated.row_count) == (True, 0)
     query.commit(0, repeated)
     query.commit(1, query.task("r2", 1, numbers(50, 60)))
-    assert_rows(served, topic, numbers(0, 60))
+    assert_rows(server, topic, numbers(0, 60))
 
 
-def test_a_replaced_driver_is_fenced(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic)
+def test_a_replaced_driver_is_fenced(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic)
     replaced = query.task("r1", 0, numbers(0, 50))
     current = query.task("r2", 0, numbers(0, 50))
     with pytest.raises(WriterFenced, match="run twice"):
@@ -99,62 +99,62 @@ def test_a_replaced_driver_is_fenced(served: Server, topic: str) -> None:
     with pytest.raises(WriterFenced, match="run twice"):
         query.task("r1", 1, numbers(50, 60))
     query.commit(1, query.task("r2", 1, numbers(50, 60)))
-    assert_rows(served, topic, numbers(0, 60))
+    assert_rows(server, topic, numbers(0, 60))
 
 
-def test_an_aborted_epoch_is_rolled_back_and_can_be_repeated(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic)
+def test_an_aborted_epoch_is_rolled_back_and_can_be_repeated(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic)
     message = query.task("r1", 0, numbers(0, 50))
     query.abort(0, None, message)
     with pytest.raises(WriterFenced):
         query.commit(0, message)
     query.commit(0, query.task("r2", 0, numbers(0, 50)))
     query.abort(0, message)  # has no effect: the epoch is decided
-    assert_rows(served, topic, numbers(0, 50))
+    assert_rows(server, topic, numbers(0, 50))
 
 
-def test_an_abort_after_a_commit_has_no_effect(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic)
+def test_an_abort_after_a_commit_has_no_effect(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic)
     message = query.task("r1", 0, numbers(0, 50))
     query.commit(0, message)
     query.abort(0, message)
     query.commit(1, query.task("r1", 1, numbers(50, 60)))
-    assert_rows(served, topic, numbers(0, 60))
+    assert_rows(server, topic, numbers(0, 60))
 
 
-def test_an_older_checkpoint_is_refused(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic)
+def test_an_older_checkpoint_is_refused(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic)
     for epoch in (0, 1):
         query.commit(epoch, query.task("r1", epoch, numbers(0, 5)))
     with pytest.raises(WriterFenced, match=r"epoch 0 of sink .* is past"):
         query.task("r2", 0, numbers(0, 5))
 
 
-def test_two_queries_cannot_share_a_transactional_id(served: Server, topic: str) -> None:
+def test_two_queries_cannot_share_a_transactional_id(server: Server, topic: str) -> None:
     options = {"transactional.id": f"id-{topic}"}
-    first = Query(served.namesrv_address, topic, "first", **options)
-    second = Query(served.namesrv_address, topic, "second", **options)
+    first = Query(server.namesrv_address, topic, "first", **options)
+    second = Query(server.namesrv_address, topic, "second", **options)
     first.commit(0, first.task("r1", 0, numbers(0, 5)))
     with pytest.raises(WriterFenced, match="decided by another query"):
         second.task("r2", 0, numbers(0, 5))
 
 
-def test_an_empty_epoch_needs_no_decision(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic)
+def test_an_empty_epoch_needs_no_decision(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic)
     query.commit(0, query.task("r1", 0, []))
     query.commit(1, query.task("r1", 1, numbers(0, 5)))
-    assert_rows(served, topic, numbers(0, 5))
+    assert_rows(server, topic, numbers(0, 5))
 
 
-def test_an_epoch_becomes_visible_at_once(served: Server, topic: str) -> None:
+def test_an_epoch_becomes_visible_at_once(server: Server, topic: str) -> None:
     """A reader sees all messages of the epoch or none. It is too large for one append."""
-    query = Query(served.namesrv_address, topic, batchbytes="200000")
+    query = Query(server.namesrv_address, topic, batchbytes="200000")
     message = query.task("r1", 0, ["x" * 2000 + str(number) for number in range(6000)])
     counts: set[int] = set()
     has_counted, is_committed = threading.Event(), threading.Event()
 
     def count_messages() -> None:
-        with served.client() as client:
+        with server.client() as client:
             while not is_committed.is_set() or 6000 not in counts:
                 ends = [client.max_offset(topic, queue_id) for queue_id in range(QUEUES)]
                 # Each queue takes a request. Offsets that are the same in a second reading were
@@ -173,28 +173,28 @@ def test_an_epoch_becomes_visible_at_once(served: Server, topic: str) -> None:
 
 
 def test_a_commit_waits_for_a_broker_that_is_killed_and_restarted(tmp_path: Path) -> None:
-    with Server(tmp_path, wait_s=90) as served:
-        with served.client() as client:
+    with Server(tmp_path, wait_s=90) as server:
+        with server.client() as client:
             client.create_topic("t", queues=QUEUES)
-        query = Query(served.namesrv_address, "t")
+        query = Query(server.namesrv_address, "t")
         first = query.task("r1", 0, numbers(0, 50))
-        served.kill()
-        restart = threading.Timer(0.5, served.start)  # during the commit
+        server.kill()
+        restart = threading.Timer(0.5, server.start)  # during the commit
         restart.start()
         query.commit(0, first)
         restart.join()
         second = query.task("r1", 1, numbers(50, 100))
-        served.kill()
-        served.start()
+        server.kill()
+        server.start()
         query.commit(1, second)
-        assert_rows(served, "t", numbers(0, 100))
+        assert_rows(server, "t", numbers(0, 100))
 
 
-def test_at_least_once_a_repeated_row_has_the_same_id(served: Server, topic: str) -> None:
-    query = Query(served.namesrv_address, topic, guarantee="at-least-once")
+def test_at_least_once_a_repeated_row_has_the_same_id(server: Server, topic: str) -> None:
+    query = Query(server.namesrv_address, topic, guarantee="at-least-once")
     for run in ("r1", "r2"):
         query.commit(0, query.task(run, 0, numbers(0, 50)))
-    with served.client() as client:
+    with server.client() as client:
         records = [
             record for queue_id in range(QUEUES) for record in client.pull_all(topic, queue_id)
         ]
@@ -203,26 +203,26 @@ def test_at_least_once_a_repeated_row_has_the_same_id(served: Server, topic: str
     assert set(ids.values()) == {2}
 
 
-def test_invalid_writers_are_refused_with_what_to_do(served: Server, topic: str) -> None:
+def test_invalid_writers_are_refused_with_what_to_do(server: Server, topic: str) -> None:
     with pytest.raises(ConfigError, match=r"use .mode"):
-        batch_writer({"servers": served.namesrv_address, "topic": topic}, BODY, True)
+        batch_writer({"servers": server.namesrv_address, "topic": topic}, BODY, True)
     with pytest.raises(ConfigError, match="outputMode 'complete' is not possible"):
-        stream_writer({"servers": served.namesrv_address, "topic": topic}, BODY, True)
+        stream_writer({"servers": server.namesrv_address, "topic": topic}, BODY, True)
     with pytest.raises(NotSent, match="check option servers"):
         stream_writer({"servers": "127.0.0.1:1", "topic": topic, "timeout": "1"}, BODY, False)
-    assert isinstance(Query(served.namesrv_address, topic).writer(), StreamWriter)
+    assert isinstance(Query(server.namesrv_address, topic).writer(), StreamWriter)
 
 
 def test_a_missing_topic_that_cannot_be_created_is_named(tmp_path: Path) -> None:
-    with Server(tmp_path, conf={"autoCreateTopicEnable": "false"}, wait_s=90) as served:
-        query = Query(served.namesrv_address, "missing", timeout="3")
+    with Server(tmp_path, conf={"autoCreateTopicEnable": "false"}, wait_s=90) as server:
+        query = Query(server.namesrv_address, "missing", timeout="3")
         with pytest.raises(NoRoute, match="there is no topic missing"):
             query.task("r1", 0, numbers(0, 5))
 
 
 def test_a_refusal_by_the_broker_reaches_the_user(tmp_path: Path) -> None:
-    with Server(tmp_path, conf={"rejectTransactionMessage": "true"}, wait_s=90) as served:
-        query = Query(served.namesrv_address, "t")
+    with Server(tmp_path, conf={"rejectTransactionMessage": "true"}, wait_s=90) as server:
+        query = Query(server.namesrv_address, "t")
         with pytest.raises(RequestRefused, match="does not accept transactional messages"):
             query.task("r1", 0, numbers(0, 5))
 

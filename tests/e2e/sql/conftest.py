@@ -17,19 +17,19 @@ KINDS = ("sqlite", *SERVERS)
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Run a broker that checks open transactions after half a second."""
     conf = {
         "transactionTimeOut": 500,
         "transactionCheckInterval": 500,
         "transactionCheckMax": 1000,
     }
-    with Server(tmp_path_factory.mktemp("sql"), conf=conf) as served:
-        yield served
+    with Server(tmp_path_factory.mktemp("sql"), conf=conf) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[dict[str, DatabaseServer]]:
+def database_servers() -> Iterator[dict[str, DatabaseServer]]:
     """Yield the database servers that are running, by kind; url_of adds to them."""
     running: dict[str, DatabaseServer] = {}
     yield running
@@ -37,20 +37,22 @@ def servers() -> Iterator[dict[str, DatabaseServer]]:
         server.__exit__(None, None, None)
 
 
-def url_of(kind: str, servers: dict[str, DatabaseServer], directory: Path) -> str:
+def url_of(kind: str, database_servers: dict[str, DatabaseServer], directory: Path) -> str:
     """Return the URL of a new database. Skips the test if its server cannot be started here."""
     if kind == "sqlite":
         return f"sqlite:///{directory / 'bank.db'}"
-    if kind not in servers:
+    if kind not in database_servers:
         if reason := SERVERS[kind].unavailable_reason():
             pytest.skip(f"{kind}: {reason}")
-        servers[kind] = SERVERS[kind]().__enter__()
-    return servers[kind].new_database()
+        database_servers[kind] = SERVERS[kind]().__enter__()
+    return database_servers[kind].new_database()
 
 
 @pytest.fixture(params=KINDS)
-def url(request: pytest.FixtureRequest, servers: dict[str, DatabaseServer], tmp_path: Path) -> str:
-    return url_of(request.param, servers, tmp_path)
+def url(
+    request: pytest.FixtureRequest, database_servers: dict[str, DatabaseServer], tmp_path: Path
+) -> str:
+    return url_of(request.param, database_servers, tmp_path)
 
 
 @pytest.fixture

@@ -41,9 +41,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def async_url(
-    request: pytest.FixtureRequest, servers: dict[str, DatabaseServer], tmp_path: object
+    request: pytest.FixtureRequest, database_servers: dict[str, DatabaseServer], tmp_path: object
 ) -> str:
-    url = url_of(request.param, servers, tmp_path)  # type: ignore[arg-type]
+    url = url_of(request.param, database_servers, tmp_path)  # type: ignore[arg-type]
     return url.replace("sqlite:", "sqlite+aiosqlite:")
 
 
@@ -84,12 +84,12 @@ async def pay(
 
 
 async def test_row_and_messages_are_both_committed_or_neither_with_await(
-    served: Server, async_url: str
+    server: Server, async_url: str
 ) -> None:
     topic = new_topic("async")
     async with (
         async_engine(async_url) as engine,
-        AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
+        AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
     ):
         await pay(escrow, topic, "a")
         with pytest.raises(ZeroDivisionError):
@@ -97,12 +97,12 @@ async def test_row_and_messages_are_both_committed_or_neither_with_await(
         await pay(escrow, topic, "c", error=Rollback())
         with pytest.raises(IntegrityError):
             await pay(escrow, topic, "a")
-        assert open_halves(served) == 0
+        assert open_halves(server) == 0
         with pytest.raises(SessionEndedInBlock):
             await pay(escrow, topic, "d", commit=True)
         assert await transfer_ids(engine) == ["a", "d"]
         async with Consumer(
-            served.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
+            server.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
         ) as consumer:
             # The event loop runs meanwhile and answers the broker's checks.
             bodies = sorted([(await consumer.receive()).body for _ in range(4)])
@@ -130,11 +130,14 @@ async def _pay_and_ignore_the_error(escrow: AsyncEscrow) -> None:
 
 @pytest.mark.parametrize("is_reachable", [True, False], ids=["reachable", "unreachable"])
 async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
-    served: Server, servers: dict[str, DatabaseServer], tmp_path: object, is_reachable: bool
+    server: Server,
+    database_servers: dict[str, DatabaseServer],
+    tmp_path: object,
+    is_reachable: bool,
 ) -> None:
     """If the database cannot be reached after the commit, a check reads the marker later."""
     topic = new_topic("async-lost")
-    url = make_url(url_of("postgresql", servers, tmp_path))  # type: ignore[arg-type]
+    url = make_url(url_of("postgresql", database_servers, tmp_path))  # type: ignore[arg-type]
     with CuttingProxy(url.port or 0) as proxy:
         proxy_url = url.set(port=proxy.port).render_as_string(hide_password=False)
 
@@ -144,7 +147,7 @@ async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
 
         async with (
             async_engine(proxy_url) as engine,
-            AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
+            AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
         ):
             event.listen(engine.sync_engine, "commit", lose_response, once=True)
             if is_reachable:
@@ -154,7 +157,7 @@ async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
                     await pay(escrow, topic, "a")
             proxy.refuses_connections = False
             async with Consumer(
-                served.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
+                server.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
             ) as consumer:
                 bodies = sorted([(await consumer.receive()).body for _ in range(2)])
             assert bodies == [b"a", b"a again"]
@@ -162,22 +165,22 @@ async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
 
 
 async def test_a_failure_in_the_last_flush_rolls_back_with_await(
-    served: Server, async_url: str
+    server: Server, async_url: str
 ) -> None:
     topic = new_topic("async-flush")
     async with (
         async_engine(async_url) as engine,
-        AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
+        AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
     ):
         async with escrow.transaction() as (session, _):
             await session.execute(insert(transfers).values(id="a", amount=1))
         with pytest.raises(IntegrityError):
             await _add_and_send(escrow, topic, "a")
-        assert open_halves(served) == 0
+        assert open_halves(server) == 0
         # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
         async with engine.connect() as connection:
             assert (await connection.execute(select(marker_table.c.id))).all() == []
-    assert delivered_bodies(served, topic) == []
+    assert delivered_bodies(server, topic) == []
 
 
 async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
@@ -204,14 +207,14 @@ async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_
         assert await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1) is Verdict.COMMIT
 
 
-async def test_markers_are_purged_with_await(served: Server, async_url: str) -> None:
+async def test_markers_are_purged_with_await(server: Server, async_url: str) -> None:
     topic = new_topic("async-old")
     clock = ManualClock()
     async with async_engine(async_url) as engine:
         for when_acknowledged in (True, False):
             async with AsyncEscrow(
                 engine,
-                served.namesrv_address,
+                server.namesrv_address,
                 group=topic,
                 clock=clock,
                 purge_acknowledged=when_acknowledged,
@@ -224,8 +227,8 @@ async def test_markers_are_purged_with_await(served: Server, async_url: str) -> 
                 await escrow.clean_up()
                 async with engine.connect() as connection:
                     assert (await connection.execute(select(marker_table.c.id))).all() == []
-    wait_until_settled(served)
-    assert len(delivered_bodies(served, topic)) == 4
+    wait_until_settled(server)
+    assert len(delivered_bodies(server, topic)) == 4
 
 
 async def test_a_redelivered_message_has_no_second_effect_with_await(async_url: str) -> None:
@@ -250,7 +253,7 @@ async def test_a_redelivered_message_has_no_second_effect_with_await(async_url: 
         assert await inbox.purge(older_than_ms=-1000) == 2
 
 
-async def test_an_inbox_runs_a_consumer_with_await(served: Server, async_url: str) -> None:
+async def test_an_inbox_runs_a_consumer_with_await(server: Server, async_url: str) -> None:
     topic = new_topic("async-credits")
     async with async_engine(async_url) as engine:
         inbox = AsyncInbox(engine, group=topic)
@@ -259,12 +262,12 @@ async def test_an_inbox_runs_a_consumer_with_await(served: Server, async_url: st
         async def credit(session: AsyncSession, message: ReceivedMessage) -> None:
             await session.execute(insert(transfers).values(id=message.body.decode(), amount=1))
 
-        async with AsyncEscrow(engine, served.namesrv_address, group=f"{topic}-p") as escrow:
+        async with AsyncEscrow(engine, server.namesrv_address, group=f"{topic}-p") as escrow:
             await pay(escrow, topic, "a")
         async with engine.begin() as connection:
             await connection.execute(transfers.delete())
         async with Consumer(
-            served.namesrv_address, group=topic, subscribe={topic: "*"}
+            server.namesrv_address, group=topic, subscribe={topic: "*"}
         ) as consumer:
             await inbox.run(consumer, credit, limit=2)
         assert await transfer_ids(engine) == ["a", "a again"]

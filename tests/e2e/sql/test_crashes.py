@@ -113,7 +113,7 @@ def crashes() -> Iterator[list[Crash]]:
 
 def start(
     stack: ExitStack,
-    served: Server,
+    server: Server,
     url: str,
     kind: str,
     point: str,
@@ -125,40 +125,40 @@ def start(
     stack.callback(engine.dispose)
     tables.create_all(engine)
     name = new_topic(f"{kind}-{how}-{point}".replace(" ", "-"))
-    escrow = stack.enter_context(Escrow(engine, served.namesrv_address, group=name))
+    escrow = stack.enter_context(Escrow(engine, server.namesrv_address, group=name))
     module = "tests.support.sql_crashes"
-    arguments = [url + url_options, served.namesrv_address, name, point, how]
+    arguments = [url + url_options, server.namesrv_address, name, point, how]
     child = subprocess.Popen([sys.executable, "-m", module, *arguments])
     crash = Crash(kind, point, how, engine, escrow, name, child)
     crash.count_checks()
     return crash
 
 
-def print_table(served: Server, crashes: list[Crash]) -> None:
+def print_table(server: Server, crashes: list[Crash]) -> None:
     table = Table("database", "stopped", "at", "row", "message", "checks")
     for crash in crashes:
         row = "committed" if crash.name in saved_ids(crash.engine) else "-"
-        message = "delivered_bodies" if delivered_bodies(served, crash.name) else "-"
+        message = "delivered_bodies" if delivered_bodies(server, crash.name) else "-"
         table.add_row(crash.database, crash.how, crash.point, row, message, str(crash.checks))
     Console(width=100).print(table)
 
 
-def assert_agreement(served: Server, crashes: list[Crash]) -> None:
+def assert_agreement(server: Server, crashes: list[Crash]) -> None:
     """Check that each message was delivered if and only if its row was committed."""
-    wait_until_settled(served)
-    print_table(served, crashes)
+    wait_until_settled(server)
+    print_table(server, crashes)
     for crash in crashes:
         is_saved = crash.name in saved_ids(crash.engine)
         assert is_saved == (crash.how == "freeze" or crash.point in POINTS_AFTER_COMMIT), crash
-        assert delivered_bodies(served, crash.name) == ([b"paid"] if is_saved else []), crash
+        assert delivered_bodies(server, crash.name) == ([b"paid"] if is_saved else []), crash
 
 
-def urls(kind: str, servers: dict[str, DatabaseServer], tmp_path: Path) -> Iterator[str]:
+def urls(kind: str, database_servers: dict[str, DatabaseServer], tmp_path: Path) -> Iterator[str]:
     """Yield a new file for each crash on SQLite, which locks whole files, or always one URL."""
     if kind == "sqlite":
         for number in range(100):
             yield f"sqlite:///{tmp_path / f'{number}.db'}"
-    url = url_of(kind, servers, tmp_path)
+    url = url_of(kind, database_servers, tmp_path)
     while True:
         yield url
 
@@ -179,40 +179,43 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "how", "points"), CASES)
 def test_database_and_message_agree_after_a_kill_or_a_freeze(
-    served: Server,
-    servers: dict[str, DatabaseServer],
+    server: Server,
+    database_servers: dict[str, DatabaseServer],
     tmp_path: Path,
     crashes: list[Crash],
     kind: str,
     how: str,
     points: tuple[str, ...],
 ) -> None:
-    database_urls = urls(kind, servers, tmp_path)
+    database_urls = urls(kind, database_servers, tmp_path)
     with ExitStack() as stack:
         for point in points:
-            crashes.append(start(stack, served, next(database_urls), kind, point, how))
+            crashes.append(start(stack, server, next(database_urls), kind, point, how))
         for crash in crashes:
             wait_for_point(crash)
         if how == "freeze":
             for crash in crashes:
                 assert resume(crash) == 0, crash
-        assert_agreement(served, crashes)
+        assert_agreement(server, crashes)
 
 
 def test_an_owner_whose_session_ended_while_it_was_frozen_fails(
-    served: Server, servers: dict[str, DatabaseServer], tmp_path: Path, crashes: list[Crash]
+    server: Server,
+    database_servers: dict[str, DatabaseServer],
+    tmp_path: Path,
+    crashes: list[Crash],
 ) -> None:
     """The database gives the lock to the checker, and refuses the owner when it is resumed."""
-    url = url_of("postgresql", servers, tmp_path)
+    url = url_of("postgresql", database_servers, tmp_path)
     timeout = "?options=-c%20idle_in_transaction_session_timeout%3D500"
     with ExitStack() as stack:
         crash = start(
-            *(stack, served, url, "postgresql", crashing.AFTER_HALF, "freeze"), url_options=timeout
+            *(stack, server, url, "postgresql", crashing.AFTER_HALF, "freeze"), url_options=timeout
         )
         crashes.append(crash)
         wait_for_point(crash)
-        wait_until(lambda: open_halves(served) == 0, "the transaction is rolled back")
+        wait_until(lambda: open_halves(server) == 0, "the transaction is rolled back")
         crash.child.send_signal(signal.SIGCONT)
         assert crash.child.wait(WAIT_S) == REFUSED
         assert saved_ids(crash.engine) == []
-        assert delivered_bodies(served, crash.name) == []
+        assert delivered_bodies(server, crash.name) == []

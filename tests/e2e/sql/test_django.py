@@ -42,8 +42,8 @@ ALIASES = ("default", "second")
 @pytest.fixture(scope="module")
 def databases(
     tmp_path_factory: pytest.TempPathFactory,
-    servers: dict[str, DatabaseServer],
-    served: Server,
+    database_servers: dict[str, DatabaseServer],
+    server: Server,
 ) -> Iterator[None]:
     """Configure Django. Settings belong to the process and are set once."""
     directory = tmp_path_factory.mktemp("django")
@@ -51,7 +51,7 @@ def databases(
         "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "bank.db")}
     }
     if not Postgres.unavailable_reason():
-        url = make_url(url_of("postgresql", servers, directory))
+        url = make_url(url_of("postgresql", database_servers, directory))
         database_settings["second"] = {
             "ENGINE": "django.db.backends.postgresql",
             "NAME": url.database,
@@ -64,7 +64,7 @@ def databases(
         DATABASES=database_settings,
         USE_TZ=True,
         ESCROWMQ={
-            "servers": served.namesrv_address,
+            "servers": server.namesrv_address,
             "group": "django",
             "databases": list(database_settings),
         },
@@ -113,7 +113,7 @@ def pay(
     return tx
 
 
-def test_row_and_message_are_both_committed_or_neither(served: Server, alias: str) -> None:
+def test_row_and_message_are_both_committed_or_neither(server: Server, alias: str) -> None:
     topic = new_topic("django")
     tx = pay(alias, topic, "a")
     assert tx.outcome is not None
@@ -124,12 +124,12 @@ def test_row_and_message_are_both_committed_or_neither(served: Server, alias: st
     with pytest.raises(IntegrityError):
         pay(alias, topic, "a")
     assert first_column(alias) == ["a"]
-    assert delivered_bodies(served, topic) == [b"a"]
-    assert open_halves(served) == 0
+    assert delivered_bodies(server, topic) == [b"a"]
+    assert open_halves(server) == 0
     assert first_column(alias, "SELECT outcome FROM escrowmq_marker") == ["committed"]
 
 
-def test_a_block_inside_a_block_waits_for_the_outermost(served: Server, alias: str) -> None:
+def test_a_block_inside_a_block_waits_for_the_outermost(server: Server, alias: str) -> None:
     topic = new_topic("nested")
     with transaction.atomic(using=alias):
         tx = pay(alias, topic, "a")
@@ -140,22 +140,22 @@ def test_a_block_inside_a_block_waits_for_the_outermost(served: Server, alias: s
             pay(alias, topic, "c")
             outer.send(Message(topic, b"outer"))
         assert tx.outcome is None
-        assert delivered_bodies(served, topic) == []
+        assert delivered_bodies(server, topic) == []
     assert tx.outcome is not None
     assert first_column(alias) == ["a", "c"]
-    assert delivered_bodies(served, topic) == [b"a", b"c", b"outer"]
-    assert open_halves(served) == 0
+    assert delivered_bodies(server, topic) == [b"a", b"c", b"outer"]
+    assert open_halves(server) == 0
 
 
 def test_the_messages_of_an_outer_block_that_fails_are_rolled_back_by_a_check(
-    served: Server, alias: str
+    server: Server, alias: str
 ) -> None:
     topic = new_topic("outer")
     with pytest.raises(ZeroDivisionError):
         _pay_and_fail_in_outer_block(alias, topic)
-    wait_until_settled(served)
+    wait_until_settled(server)
     assert first_column(alias) == []
-    assert delivered_bodies(served, topic) == []
+    assert delivered_bodies(server, topic) == []
     assert first_column(alias, "SELECT outcome FROM escrowmq_marker") == ["tombstone"]
 
 
@@ -165,7 +165,7 @@ def _pay_and_fail_in_outer_block(alias: str, topic: str) -> None:
         raise ZeroDivisionError
 
 
-def test_set_rollback_also_rolls_the_messages_back(served: Server, alias: str) -> None:
+def test_set_rollback_also_rolls_the_messages_back(server: Server, alias: str) -> None:
     topic = new_topic("quiet")
     with shared.atomic(using=alias) as tx:
         save(alias, "a")
@@ -174,35 +174,35 @@ def test_set_rollback_also_rolls_the_messages_back(served: Server, alias: str) -
     assert tx.outcome is not None
     assert (tx.outcome.verdict, tx.outcome.acknowledged) == (Verdict.ROLLBACK, True)
     assert first_column(alias) == []
-    assert delivered_bodies(served, topic) == []
+    assert delivered_bodies(server, topic) == []
 
 
 def test_hooks_of_the_application_run_after_the_messages_are_ended(
-    served: Server, alias: str
+    server: Server, alias: str
 ) -> None:
     topic = new_topic("hooks")
     seen: list[list[bytes]] = []
     with shared.atomic(using=alias) as tx:
-        transaction.on_commit(lambda: seen.append(delivered_bodies(served, topic)), using=alias)
+        transaction.on_commit(lambda: seen.append(delivered_bodies(server, topic)), using=alias)
         tx.send(Message(topic, b"a"))
     assert seen == [[b"a"]]
 
 
 def test_without_autocommit_an_explicit_commit_delivers_the_messages(
-    served: Server, alias: str
+    server: Server, alias: str
 ) -> None:
     topic = new_topic("explicit")
     transaction.set_autocommit(False, using=alias)
     try:
         pay(alias, topic, "a")
-        assert delivered_bodies(served, topic) == []
+        assert delivered_bodies(server, topic) == []
         transaction.commit(using=alias)
     finally:
         transaction.set_autocommit(True, using=alias)
-    assert delivered_bodies(served, topic) == [b"a"]
+    assert delivered_bodies(server, topic) == [b"a"]
 
 
-def test_a_commit_that_fails_is_resolved_by_the_marker(served: Server, alias: str) -> None:
+def test_a_commit_that_fails_is_resolved_by_the_marker(server: Server, alias: str) -> None:
     """Both databases check deferred constraints only at the commit."""
     topic = new_topic("deferred")
     with connections[alias].cursor() as cursor:
@@ -213,8 +213,8 @@ def test_a_commit_that_fails_is_resolved_by_the_marker(served: Server, alias: st
         )
     with pytest.raises(IntegrityError):
         _send_an_orphan(alias, topic)
-    assert open_halves(served) == 0
-    assert delivered_bodies(served, topic) == []
+    assert open_halves(server) == 0
+    assert delivered_bodies(server, topic) == []
     with connections[alias].cursor() as cursor:
         cursor.execute("DROP TABLE child")
 
@@ -241,7 +241,7 @@ def test_an_unknown_setting_is_named(databases: None) -> None:
         settings.ESCROWMQ = original
 
 
-def test_old_markers_are_purged(served: Server, alias: str) -> None:
+def test_old_markers_are_purged(server: Server, alias: str) -> None:
     pay(alias, new_topic("old"), "a")
     clock = ManualClock()
     assert Escrow(clock).purge() == 0

@@ -55,21 +55,21 @@ def markers(engine: Engine) -> list[tuple[str, int]]:
         return [(outcome, count) for outcome, count in connection.execute(query)]
 
 
-def test_row_and_messages_are_both_committed_or_neither(served: Server, engine: Engine) -> None:
+def test_row_and_messages_are_both_committed_or_neither(server: Server, engine: Engine) -> None:
     topic = new_topic("both")
-    with Escrow(engine, served.namesrv_address, group="g-both") as escrow:
+    with Escrow(engine, server.namesrv_address, group="g-both") as escrow:
         pay(escrow, topic, "a")
         with pytest.raises(ZeroDivisionError):
             pay(escrow, topic, "b", fails=ZeroDivisionError())
         pay(escrow, topic, "c", fails=Rollback())
     assert saved_ids(engine) == ["a"]
-    assert delivered_bodies(served, topic) == [b"a", b"a again"]
+    assert delivered_bodies(server, topic) == [b"a", b"a again"]
     assert markers(engine) == [("committed", 2)]
-    assert open_halves(served) == 0
+    assert open_halves(server) == 0
 
 
-def test_a_transaction_without_messages_leaves_no_marker(served: Server, sqlite: Engine) -> None:
-    with Escrow(sqlite, served.namesrv_address, group="g-none") as escrow:
+def test_a_transaction_without_messages_leaves_no_marker(server: Server, sqlite: Engine) -> None:
+    with Escrow(sqlite, server.namesrv_address, group="g-none") as escrow:
         with escrow.transaction() as (session, tx):
             session.execute(insert(transfers).values(id="a", amount=1))
         assert tx.outcome is not None
@@ -79,28 +79,28 @@ def test_a_transaction_without_messages_leaves_no_marker(served: Server, sqlite:
 
 
 def test_a_statement_that_the_database_refuses_rolls_the_messages_back(
-    served: Server, engine: Engine
+    server: Server, engine: Engine
 ) -> None:
     topic = new_topic("twice")
-    with Escrow(engine, served.namesrv_address, group="g-twice") as escrow:
+    with Escrow(engine, server.namesrv_address, group="g-twice") as escrow:
         pay(escrow, topic, "a")
         with pytest.raises(IntegrityError):
             pay(escrow, topic, "a")
-    assert delivered_bodies(served, topic) == [b"a", b"a again"]
-    assert open_halves(served) == 0
+    assert delivered_bodies(server, topic) == [b"a", b"a again"]
+    assert open_halves(server) == 0
 
 
 def test_a_failure_in_the_last_flush_rolls_back_without_reading_the_marker(
-    served: Server, engine: Engine
+    server: Server, engine: Engine
 ) -> None:
     topic = new_topic("flush")
-    with Escrow(engine, served.namesrv_address, group=topic) as escrow:
+    with Escrow(engine, server.namesrv_address, group=topic) as escrow:
         pay(escrow, new_topic("paid"), "a")
         markers_before = markers(engine)
         with pytest.raises(IntegrityError):
             _add_and_send(escrow, topic, "a")
-        assert open_halves(served) == 0
-    assert delivered_bodies(served, topic) == []
+        assert open_halves(server) == 0
+    assert delivered_bodies(server, topic) == []
     # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
     assert markers(engine) == markers_before
 
@@ -130,15 +130,15 @@ def _pay_and_ignore_the_error(escrow: Escrow, name: str) -> None:
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_session_ended_inside_the_block_is_decided_by_a_check(
-    served: Server, sqlite: Engine, end: str
+    server: Server, sqlite: Engine, end: str
 ) -> None:
     topic = new_topic("inside")
-    with Escrow(sqlite, served.namesrv_address, group=topic) as escrow:
+    with Escrow(sqlite, server.namesrv_address, group=topic) as escrow:
         with pytest.raises(SessionEndedInBlock):
             _pay_and_end(escrow, topic, end)
-        wait_until_settled(served)
+        wait_until_settled(server)
     assert saved_ids(sqlite) == (["a"] if end == "commit" else [])
-    assert delivered_bodies(served, topic) == ([b"a"] if end == "commit" else [])
+    assert delivered_bodies(server, topic) == ([b"a"] if end == "commit" else [])
 
 
 def _pay_and_end(escrow: Escrow, topic: str, end: str) -> None:
@@ -148,13 +148,13 @@ def _pay_and_end(escrow: Escrow, topic: str, end: str) -> None:
         session.commit() if end == "commit" else session.rollback()
 
 
-def test_the_application_can_provide_its_sessions(served: Server, sqlite: Engine) -> None:
+def test_the_application_can_provide_its_sessions(server: Server, sqlite: Engine) -> None:
     class BankSession(Session):
         pass
 
     sessions = sessionmaker(class_=BankSession, expire_on_commit=False)
     with (
-        Escrow(sqlite, served.namesrv_address, group="g-own", session_factory=sessions) as escrow,
+        Escrow(sqlite, server.namesrv_address, group="g-own", session_factory=sessions) as escrow,
         escrow.transaction() as (session, _),
     ):
         assert isinstance(session, BankSession)
@@ -162,9 +162,9 @@ def test_the_application_can_provide_its_sessions(served: Server, sqlite: Engine
 
 def test_an_end_that_fails_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Server(tmp_path, conf=conf) as served:
-        with Escrow(sqlite, served.namesrv_address, group="g-end") as escrow:
-            event.listen(sqlite, "commit", lambda _: served.kill(), once=True)
+    with Server(tmp_path, conf=conf) as server:
+        with Escrow(sqlite, server.namesrv_address, group="g-end") as escrow:
+            event.listen(sqlite, "commit", lambda _: server.kill(), once=True)
             with escrow.transaction() as (session, tx):
                 session.execute(insert(transfers).values(id="a", amount=1))
                 tx.send(Message("t", b"a"))
@@ -172,18 +172,18 @@ def test_an_end_that_fails_raises_no_error(tmp_path: Path, sqlite: Engine) -> No
             assert tx.outcome.verdict is Verdict.COMMIT
             assert not tx.outcome.acknowledged
             assert "left to check-back" in tx.outcome.detail
-            served.start()
+            server.start()
             escrow.clean_up()
-            wait_until_settled(served)
-        assert delivered_bodies(served, "t") == [b"a"]
+            wait_until_settled(server)
+        assert delivered_bodies(server, "t") == [b"a"]
 
 
 # --- a COMMIT without a response -----------------------------------------------------------------
 
 
 @pytest.fixture
-def postgres(servers: dict[str, DatabaseServer], tmp_path: Path) -> str:
-    return url_of("postgresql", servers, tmp_path)
+def postgres(database_servers: dict[str, DatabaseServer], tmp_path: Path) -> str:
+    return url_of("postgresql", database_servers, tmp_path)
 
 
 def engine_through(proxy: CuttingProxy, url: str) -> Engine:
@@ -193,23 +193,23 @@ def engine_through(proxy: CuttingProxy, url: str) -> Engine:
 
 
 def test_a_commit_without_a_response_is_resolved_by_the_marker(
-    served: Server, postgres: str
+    server: Server, postgres: str
 ) -> None:
     topic = new_topic("lost")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
         engine = engine_through(proxy, postgres)
-        with Escrow(engine, served.namesrv_address, group=topic) as escrow:
+        with Escrow(engine, server.namesrv_address, group=topic) as escrow:
             event.listen(
                 engine, "commit", lambda _: setattr(proxy, "cut_next_response", True), once=True
             )
             pay(escrow, topic, "a")
         assert saved_ids(engine) == ["a"]
         engine.dispose()
-    assert delivered_bodies(served, topic) == [b"a", b"a again"]
+    assert delivered_bodies(server, topic) == [b"a", b"a again"]
 
 
 def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
-    served: Server, postgres: str
+    server: Server, postgres: str
 ) -> None:
     topic = new_topic("unresolved")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
@@ -218,31 +218,31 @@ def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
         def lose_connection(_: object) -> None:
             proxy.cut_next_response = proxy.refuses_connections = True
 
-        with Escrow(engine, served.namesrv_address, group=topic) as escrow:
+        with Escrow(engine, server.namesrv_address, group=topic) as escrow:
             event.listen(engine, "commit", lose_connection, once=True)
             with pytest.raises(CommitUnknown, match="check-back") as raised:
                 pay(escrow, topic, "a")
             assert raised.value.may_have_happened
             assert isinstance(raised.value.__cause__, DBAPIError)
             proxy.refuses_connections = False
-            wait_until_settled(served)
+            wait_until_settled(server)
         assert saved_ids(engine) == ["a"]
         engine.dispose()
-    assert delivered_bodies(served, topic) == [b"a", b"a again"]
+    assert delivered_bodies(server, topic) == [b"a", b"a again"]
 
 
 def test_a_session_that_ends_before_the_commit_is_rolled_back(
-    served: Server, postgres: str
+    server: Server, postgres: str
 ) -> None:
     topic = new_topic("gone")
     engine = create_engine(postgres)
     tables.create_all(engine)
-    with Escrow(engine, served.namesrv_address, group=topic) as escrow:
+    with Escrow(engine, server.namesrv_address, group=topic) as escrow:
         with pytest.raises(DBAPIError):
             _pay_and_terminate_session(escrow, engine, topic)
-        assert open_halves(served) == 0  # the verdict was sent, no check was needed
+        assert open_halves(server) == 0  # the verdict was sent, no check was needed
     assert saved_ids(engine) == []
-    assert delivered_bodies(served, topic) == []
+    assert delivered_bodies(server, topic) == []
     engine.dispose()
 
 
@@ -266,46 +266,46 @@ def _pay_and_terminate_session(escrow: Escrow, engine: Engine, topic: str) -> No
 
 
 def test_another_member_of_the_group_answers_checks_before_it_sends(
-    served: Server, sqlite: Engine
+    server: Server, sqlite: Engine
 ) -> None:
     topic = new_topic("other")
-    with Producer(served.namesrv_address, group=topic) as producer:
+    with Producer(server.namesrv_address, group=topic) as producer:
         tx = producer.transaction(id="escrow-never-claimed")
         tx.send(Message(topic, b"a"))
-    assert open_halves(served) == 1
-    with Escrow(sqlite, served.namesrv_address, group=topic):
-        wait_until_settled(served)
+    assert open_halves(server) == 1
+    with Escrow(sqlite, server.namesrv_address, group=topic):
+        wait_until_settled(server)
     assert markers(sqlite) == [("tombstone", 0)]
-    assert delivered_bodies(served, topic) == []
+    assert delivered_bodies(server, topic) == []
 
 
 def test_a_half_of_another_producer_gets_no_verdict(
-    served: Server, sqlite: Engine, caplog: pytest.LogCaptureFixture
+    server: Server, sqlite: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_topic("foreign")
-    with Producer(served.namesrv_address, group=topic) as producer:
+    with Producer(server.namesrv_address, group=topic) as producer:
         abandoned = producer.transaction()
         abandoned.send(Message(topic, b"a"))
-    with caplog.at_level(logging.ERROR), Escrow(sqlite, served.namesrv_address, group=topic):
+    with caplog.at_level(logging.ERROR), Escrow(sqlite, server.namesrv_address, group=topic):
         wait_until(lambda: "a group of its own" in caplog.text, "the half is checked")
     assert markers(sqlite) == []
-    with Producer(served.namesrv_address, group=topic) as producer:
+    with Producer(server.namesrv_address, group=topic) as producer:
         producer.send(Message(topic, b"b"))
         # The half message is still open, so its own producer can commit it.
         successor = producer.transaction()
         successor.halves.extend(abandoned.halves)
         successor.end(Verdict.COMMIT)
-    assert delivered_bodies(served, topic) == [b"a", b"b"]
+    assert delivered_bodies(server, topic) == [b"a", b"b"]
 
 
 # --- clean-up ------------------------------------------------------------------------------------
 
 
-def test_markers_are_purged_when_their_retention_is_over(served: Server, sqlite: Engine) -> None:
+def test_markers_are_purged_when_their_retention_is_over(server: Server, sqlite: Engine) -> None:
     clock = ManualClock()
     topic = new_topic("old")
     with Escrow(
-        sqlite, served.namesrv_address, group="g-old", retention_ms=80 * HOUR_MS, clock=clock
+        sqlite, server.namesrv_address, group="g-old", retention_ms=80 * HOUR_MS, clock=clock
     ) as escrow:
         pay(escrow, topic, "a")
         with pytest.raises(ConfigError, match="288000000"):
@@ -318,13 +318,13 @@ def test_markers_are_purged_when_their_retention_is_over(served: Server, sqlite:
         assert len(markers(sqlite)) == 1
 
 
-def test_markers_can_be_purged_after_the_acknowledgement(served: Server, sqlite: Engine) -> None:
+def test_markers_can_be_purged_after_the_acknowledgement(server: Server, sqlite: Engine) -> None:
     topic = new_topic("at-once")
-    with Escrow(sqlite, served.namesrv_address, group="g-once", purge_acknowledged=True) as escrow:
+    with Escrow(sqlite, server.namesrv_address, group="g-once", purge_acknowledged=True) as escrow:
         pay(escrow, topic, "a")
         assert len(markers(sqlite)) == 1
         escrow.clean_up()
         assert markers(sqlite) == []
         pay(escrow, topic, "b")
     assert markers(sqlite) == []
-    assert len(delivered_bodies(served, topic)) == 4
+    assert len(delivered_bodies(server, topic)) == 4

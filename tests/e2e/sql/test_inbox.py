@@ -91,7 +91,7 @@ def test_old_rows_are_purged(sqlite: Engine) -> None:
     assert inbox_ids(sqlite) == ["m2"]
 
 
-def test_run_continues_after_an_effect_that_failed(served: Server, sqlite: Engine) -> None:
+def test_run_continues_after_an_effect_that_failed(server: Server, sqlite: Engine) -> None:
     topic = new_topic("credits")
     failed: list[str] = []
     inbox = Inbox(sqlite, group=topic)
@@ -103,11 +103,11 @@ def test_run_continues_after_an_effect_that_failed(served: Server, sqlite: Engin
             failed.append(message.message_id)
             raise ZeroDivisionError
 
-    with Escrow(sqlite, served.namesrv_address, group=f"{topic}-p") as escrow:
+    with Escrow(sqlite, server.namesrv_address, group=f"{topic}-p") as escrow:
         for body in (b"a", b"b"):
             with escrow.transaction() as (_, tx):
                 tx.send(Message(topic, body))
-    with Consumer(served.namesrv_address, group=topic, subscribe={topic: "*"}) as consumer:
+    with Consumer(server.namesrv_address, group=topic, subscribe={topic: "*"}) as consumer:
         inbox.run(consumer, fail_once, limit=2)
     assert len(failed) == 1
     assert len(saved_ids(sqlite)) == 1
