@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from escrowmq.errors import EscrowError, Rollback
     from escrowmq.message.filter import SqlFilter
-    from escrowmq.message.transaction import Verdict
+    from escrowmq.message.transaction import LocalTransactionState, Verdict
 
 # The module of each public name. Modules are imported on first use, so that a broker or a command
 # does not load the client.
@@ -48,6 +48,7 @@ _MODULES = {
     "ConsumerLimits": "escrowmq.client.consumer.fetcher",
     "EscrowError": "escrowmq.errors",
     "LiteConsumer": "escrowmq.client.consumer.pull_consumers",
+    "LocalTransactionState": "escrowmq.message.transaction",
     "Message": "escrowmq.client.messages",
     "MessageQueue": "escrowmq.client.messages",
     "Producer": "escrowmq.client.producer.producer",
@@ -71,6 +72,7 @@ __all__ = [
     "ConsumerLimits",
     "EscrowError",
     "LiteConsumer",
+    "LocalTransactionState",
     "Message",
     "MessageQueue",
     "Producer",

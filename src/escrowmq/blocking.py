@@ -22,6 +22,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -47,15 +48,24 @@ from escrowmq.client.messages import (
 from escrowmq.client.producer import producer as producers
 from escrowmq.client.producer import transaction as transactions
 from escrowmq.client.producer import transaction_producer as transaction_producers
-from escrowmq.client.producer.checker import DEFAULT_CONCURRENCY, Checker, CheckResultCounts
+from escrowmq.client.producer.checker import (
+    CHECK_REQUEST_HOLD_MAX,
+    DEFAULT_CONCURRENCY,
+    Checker,
+    CheckResultCounts,
+    to_verdict,
+)
 from escrowmq.client.producer.producer import QueueSelector
-from escrowmq.client.producer.sender import BATCH_BYTES_MAX, DEFAULT_COMPRESS_ABOVE_BYTES
+from escrowmq.client.producer.sender import (
+    BATCH_BYTES_MAX,
+    DEFAULT_BODY_BYTES_MAX,
+    DEFAULT_COMPRESS_ABOVE_BYTES,
+)
 from escrowmq.client.producer.transaction import TransactionOutcome
 from escrowmq.client.producer.transaction_producer import (
     TransactionListener,
     TransactionSendResult,
     to_local_message,
-    to_verdict,
 )
 from escrowmq.clock import Clock
 from escrowmq.errors import Rollback, WrongProcess
@@ -83,9 +93,13 @@ C = TypeVar(
 class _BlockingProducer(Generic[P]):
     """What both producers share: one asyncio producer for each process, with all checkers."""
 
-    def __init__(self, create: Callable[[], P]) -> None:
+    def __init__(
+        self, create: Callable[[Executor | None], P], check_executor: Executor | None
+    ) -> None:
         self._checkers: list[tuple[Checker, dict[str, str]]] = []
         self._create = create
+        self._check_executor = check_executor
+        self._process_id = os.getpid()
         self._per_process: PerProcess[P] = PerProcess(self._create_inner)
         self._inner()  # create it now, so that invalid arguments raise here
 
@@ -191,8 +205,12 @@ class _BlockingProducer(Generic[P]):
         return self._per_process.get()
 
     def _create_inner(self) -> P:
+        # A child of fork has no threads of its parent: the executor would accept checks and never
+        # run them. So the producer of a child has an executor of its own.
+        executor = self._check_executor if os.getpid() == self._process_id else None
+
         async def create_on_loop() -> P:
-            inner = self._create()
+            inner = self._create(executor)
             for checker, selection in self._checkers:
                 await _register_checker(inner, checker, selection)
             return await inner.__aenter__()
@@ -223,15 +241,18 @@ class Producer(_BlockingProducer[producers.Producer]):
         retries: int = 2,
         compress_above_bytes: int | None = DEFAULT_COMPRESS_ABOVE_BYTES,
         compression: str = "zlib",
+        body_bytes_max: int = DEFAULT_BODY_BYTES_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         check_concurrency: int = DEFAULT_CONCURRENCY,
+        check_request_hold_max: int = CHECK_REQUEST_HOLD_MAX,
+        check_executor: Executor | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         telemetry: Any = None,
         clock: Clock | None = None,
         access: Access | None = None,
     ) -> None:
         super().__init__(
-            lambda: producers.Producer(
+            lambda executor: producers.Producer(
                 servers,
                 group=group,
                 namespace=namespace,
@@ -239,13 +260,17 @@ class Producer(_BlockingProducer[producers.Producer]):
                 retries=retries,
                 compress_above_bytes=compress_above_bytes,
                 compression=compression,
+                body_bytes_max=body_bytes_max,
                 batch_bytes_max=batch_bytes_max,
                 check_concurrency=check_concurrency,
+                check_request_hold_max=check_request_hold_max,
+                check_executor=executor,
                 heartbeat_s=heartbeat_s,
                 telemetry=telemetry,
                 clock=clock,
                 access=access,
-            )
+            ),
+            check_executor,
         )
 
 
@@ -258,13 +283,15 @@ class TransactionProducer(_BlockingProducer[transaction_producers.TransactionPro
         *,
         group: str,
         listener: TransactionListener,
+        check_executor: Executor | None = None,
         **options: Any,
     ) -> None:
         self.listener = listener
         super().__init__(
-            lambda: transaction_producers.TransactionProducer(
-                servers, group=group, listener=listener, **options
-            )
+            lambda executor: transaction_producers.TransactionProducer(
+                servers, group=group, listener=listener, check_executor=executor, **options
+            ),
+            check_executor,
         )
 
     def send_in_transaction(self, message: Message, arg: Any = None) -> TransactionSendResult:

@@ -1,4 +1,4 @@
-"""A short run of `make chaos`: faults by a seed, and every message accounted for."""
+"""A short run of `make chaos` with faults from a seed, and tests of the ledger that judges it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ async def test_every_message_is_accounted_for(tmp_path: Path, seed: int) -> None
     assert report.ledger.count(Fate.COMMITTED) > 0, str(report)
 
 
-PLACE = ("t", 0)
+QUEUE = ("t", 0)
 
 
-def stored(*bodies: bytes, key: str = "k") -> list[Record]:
+def queue_records(*bodies: bytes, key: str = "k") -> list[Record]:
+    """Return records with these bodies, at consecutive queue offsets."""
     properties = f"UNIQ_KEY\x01{key}\x02".encode()
     return [
-        Record(0, 0, 0, 0, 0, at, 0, 0, 0, "", 0, "", 0, 0, body, "t", properties)
-        for at, body in enumerate(bodies)
+        Record(0, 0, 0, 0, 0, queue_offset, 0, 0, 0, "", 0, "", 0, 0, body, "t", properties)
+        for queue_offset, body in enumerate(bodies)
     ]
 
 
 @pytest.mark.parametrize(
-    ("fate", "bodies", "wrong"),
+    ("fate", "bodies", "message"),
     [
         (Fate.ACKNOWLEDGED, [], "is missing"),
         (Fate.COMMITTED, [], "is missing"),
@@ -44,22 +45,24 @@ def stored(*bodies: bytes, key: str = "k") -> list[Record]:
         (Fate.SENT, [b"plain/a/1", b"plain/b/7"], "never sent"),
     ],
 )
-def test_the_checker_finds_what_is_wrong(fate: Fate, bodies: list[bytes], wrong: str) -> None:
+def test_the_ledger_reports_lost_unexpected_and_repeated_messages(
+    fate: Fate, bodies: list[bytes], message: str
+) -> None:
     ledger = Ledger()
     ledger.record(b"plain/a/1", fate)
-    found = ledger.check({PLACE: stored(*bodies)})
-    assert len(found) == 1
-    assert wrong in found[0]
+    violations = ledger.check({QUEUE: queue_records(*bodies)})
+    assert len(violations) == 1
+    assert message in violations[0]
 
 
-def test_the_checker_finds_what_is_out_of_order() -> None:
+def test_the_ledger_reports_messages_out_of_order() -> None:
     ledger = Ledger()
     for number in (1, 2, 3):
         ledger.record(b"plain/a/%d" % number, Fate.ACKNOWLEDGED)
-    in_order = stored(b"plain/a/1", b"plain/a/2", b"plain/a/3")
-    assert ledger.check({PLACE: in_order}) == []
-    [found] = ledger.check({PLACE: [in_order[0], in_order[2], in_order[1]]})
-    assert "is stored after 3" in found
-    ledger.consume_in_order("g", PLACE, 0, b"plain/a/1")
-    ledger.consume_in_order("g", PLACE, 2, b"plain/a/3")
-    assert ledger.violations == [f"g skipped from offset 0 to 2 of {PLACE}"]
+    records = queue_records(b"plain/a/1", b"plain/a/2", b"plain/a/3")
+    assert ledger.check({QUEUE: records}) == []
+    [violation] = ledger.check({QUEUE: [records[0], records[2], records[1]]})
+    assert "is stored after 3" in violation
+    ledger.consume_in_order("g", QUEUE, 0, b"plain/a/1")
+    ledger.consume_in_order("g", QUEUE, 2, b"plain/a/3")
+    assert ledger.violations == [f"g skipped from offset 0 to 2 of {QUEUE}"]

@@ -1,4 +1,4 @@
-"""The examples, run as their pages say: real broker, real HTTP, SQLite, a process for each."""
+"""The examples, run as their documentation says: as processes, with a real broker and SQLite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.support.brokers import Server
+from tests.support.listener_example import RESULTS, SHORT_CHECKS
 from tests.support.ports import free_ports
 from tests.support.sql_bank import WAIT_S, delivered_bodies, open_halves, wait_until_settled
 from tests.support.waiting import wait_until
@@ -29,14 +30,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A broker that asks soon."""
+    """Run a broker that checks open transactions after half a second."""
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500, "transactionCheckMax": 1000}
     with Server(tmp_path_factory.mktemp("examples"), conf=conf) as served:
         yield served
 
 
-class Started:
-    """One of them, and every line that it has said."""
+class ExampleProcess:
+    """A running example; `lines` has the output so far."""
 
     def __init__(self, served: Server, directory: Path, command: list[str], database: str) -> None:
         self.lines: list[str] = []
@@ -66,24 +67,26 @@ class Started:
             self.lines.append(line.rstrip("\n"))
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, words: str, times: int = 1) -> None:
-        def is_said() -> bool:
-            gone = self.process.poll() is not None and not self._reader.is_alive()
-            assert self.said.count(words) >= times or not gone, self.said
-            return self.said.count(words) >= times
+    def wait_for(self, text: str, times: int = 1) -> None:
+        """Wait until the output contains a text so many times."""
 
-        wait_until(is_said, f"it says {words!r}; it said:\n{self.said}")
+        def is_printed() -> bool:
+            has_ended = self.process.poll() is not None and not self._reader.is_alive()
+            assert self.output.count(text) >= times or not has_ended, self.output
+            return self.output.count(text) >= times
+
+        wait_until(is_printed, lambda: f"{text!r} is printed; the output is:\n{self.output}")
 
     def press_enter(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def ended(self, number: signal.Signals | None = None) -> int:
-        """Its exit code; with a signal, it is sent first."""
+    def wait(self, number: signal.Signals | None = None) -> int:
+        """Send the signal, if one is given; wait for the end, and return the exit code."""
         if number is not None:
             self.process.send_signal(number)
         try:
@@ -97,49 +100,49 @@ class Started:
 
 
 @contextmanager
-def started(
+def run_example(
     served: Server, directory: Path, *command: str, database: str = ""
-) -> Iterator[Started]:
-    found = Started(served, directory, list(command), database or f"sqlite:///{directory / 'x.db'}")
+) -> Iterator[ExampleProcess]:
+    """Start an example. It is killed at the end of the block if it still runs."""
+    database = database or f"sqlite:///{directory / 'x.db'}"
+    example = ExampleProcess(served, directory, list(command), database)
     try:
-        yield found
+        yield example
     finally:
-        if found.process.returncode is None:
-            found.process.kill()
-        found.ended()
+        if example.process.returncode is None:
+            example.process.kill()
+        example.wait()
 
 
 def script(name: str) -> str:
     return str(EXAMPLES / name)
 
 
-def rows(directory: Path, query: str) -> list[object]:
-    with sqlite3.connect(directory / "x.db") as connection:
-        found = [row[0] for row in connection.execute(query)]
-    connection.close()
-    return found
+def first_column(directory: Path, query: str) -> list[object]:
+    with closing(sqlite3.connect(directory / "x.db")) as connection:
+        return [row[0] for row in connection.execute(query)]
 
 
-def wait_until_open(address: str, server: Started) -> None:
-    def answers() -> bool:
-        assert server.process.poll() is None, server.said
+def wait_until_open(address: str, server: ExampleProcess) -> None:
+    def responds() -> bool:
+        assert server.process.poll() is None, server.output
         try:
             httpx.get(f"{address}/orders/none")
         except httpx.TransportError:
             return False
         return True
 
-    wait_until(answers, f"{address} answers; it said:\n{server.said}")
+    wait_until(responds, lambda: f"{address} responds; the output is:\n{server.output}")
 
 
 # --- the plain script ----------------------------------------------------------------------------
 
 
-def test_the_script_pays_what_it_can_and_nothing_else(served: Server, tmp_path: Path) -> None:
-    for left in ("bob 70, smith 30", "bob 40, smith 60"):
-        with started(served, tmp_path, script("plain_script.py")) as run:
-            assert run.ended() == 0, run.said
-        assert run.lines[-1] == left
+def test_the_script_makes_one_transfer_in_each_run(served: Server, tmp_path: Path) -> None:
+    for balances in ("bob 70, smith 30", "bob 40, smith 60"):
+        with run_example(served, tmp_path, script("plain_script.py")) as example:
+            assert example.wait() == 0, example.output
+        assert example.lines[-1] == balances
     wait_until_settled(served)
     assert delivered_bodies(served, "transfers") == [b"30", b"30"]
 
@@ -147,89 +150,109 @@ def test_the_script_pays_what_it_can_and_nothing_else(served: Server, tmp_path: 
 # --- web services --------------------------------------------------------------------------------
 
 
-def test_the_fastapi_service_saves_and_announces_or_neither(served: Server, tmp_path: Path) -> None:
+def test_the_fastapi_service_saves_an_order_and_sends_its_message_or_neither(
+    served: Server, tmp_path: Path
+) -> None:
     (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     command = ["-m", "uvicorn", "examples.fastapi_service:app", "--port", str(port)]
     database = f"sqlite+aiosqlite:///{tmp_path / 'x.db'}"
-    with started(served, tmp_path, *command, database=database) as service:
+    with run_example(served, tmp_path, *command, database=database) as service:
         wait_until_open(address, service)
-        answer = httpx.post(f"{address}/orders", params={"item": "lamp"}, timeout=WAIT_S)
-        assert answer.status_code == 201, service.said
+        created = httpx.post(f"{address}/orders", params={"item": "lamp"}, timeout=WAIT_S)
+        assert created.status_code == 201, service.output
         refused = httpx.post(
             f"{address}/orders", params={"item": "lamp", "count": 0}, timeout=WAIT_S
         )
         assert refused.status_code == 422
-        order_id = answer.json()["id"]
-        found = httpx.get(f"{address}/orders/{order_id}").json()
-        assert service.ended(signal.SIGTERM) in (0, -signal.SIGTERM), service.said
-    assert rows(tmp_path, "SELECT id FROM orders") == [order_id]
+        order_id = created.json()["id"]
+        order = httpx.get(f"{address}/orders/{order_id}").json()
+        assert service.wait(signal.SIGTERM) in (0, -signal.SIGTERM), service.output
+    assert first_column(tmp_path, "SELECT id FROM orders") == [order_id]
     bodies = [json.loads(body) for body in delivered_bodies(served, "web-orders")]
-    assert bodies == [found] == [{"id": order_id, "item": "lamp", "count": 1}]
+    assert bodies == [order] == [{"id": order_id, "item": "lamp", "count": 1}]
 
 
-def test_the_django_view_saves_and_announces_or_neither(served: Server, tmp_path: Path) -> None:
+def test_the_django_view_saves_an_order_and_sends_its_message_or_neither(
+    served: Server, tmp_path: Path
+) -> None:
     (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     site, database = script("django_view.py"), str(tmp_path / "x.db")
-    with started(served, tmp_path, site, "migrate", database=database) as migration:
-        assert migration.ended() == 0, migration.said
+    with run_example(served, tmp_path, site, "migrate", database=database) as migration:
+        assert migration.wait() == 0, migration.output
     command = [site, "runserver", "--noreload", f"127.0.0.1:{port}"]
-    with started(served, tmp_path, *command, database=database) as service:
+    with run_example(served, tmp_path, *command, database=database) as service:
         wait_until_open(address, service)
-        answer = httpx.post(f"{address}/orders", data={"item": "lamp"}, timeout=WAIT_S)
-        assert answer.status_code == 201, service.said
+        created = httpx.post(f"{address}/orders", data={"item": "lamp"}, timeout=WAIT_S)
+        assert created.status_code == 201, service.output
         assert httpx.post(f"{address}/orders", timeout=WAIT_S).status_code == 500
         assert httpx.get(f"{address}/orders").json() == {"orders": ["lamp"]}
-        service.ended(signal.SIGINT)
+        service.wait(signal.SIGINT)
     assert delivered_bodies(served, "site-orders") == [b"lamp"]
 
 
 # --- the worker ----------------------------------------------------------------------------------
 
 
-def test_workers_perform_what_was_put_off_once(served: Server, tmp_path: Path) -> None:
+def test_the_worker_performs_each_task_once(served: Server, tmp_path: Path) -> None:
     guests = [f"guest-{number}@example.org" for number in range(8)]
     worker = script("worker.py")
-    with started(served, tmp_path, worker, "sign-up", *guests) as run:
-        assert run.ended() == 0, run.said
-    with started(served, tmp_path, worker, "sign-up", guests[0]) as again:
-        assert again.ended() != 0  # there is one of that name: neither saved nor welcomed
-    with started(served, tmp_path, worker, "work") as work:
-        work.wait_for("welcomed", times=len(guests))
-        assert work.ended(signal.SIGTERM) == 0, work.said
+    with run_example(served, tmp_path, worker, "sign-up", *guests) as sign_up:
+        assert sign_up.wait() == 0, sign_up.output
+    with run_example(served, tmp_path, worker, "sign-up", guests[0]) as repeated:
+        assert repeated.wait() != 0  # the address exists: no row is saved, no task is sent
+    with run_example(served, tmp_path, worker, "work") as working:
+        working.wait_for("welcomed", times=len(guests))
+        assert working.wait(signal.SIGTERM) == 0, working.output
     wait_until_settled(served)
-    assert rows(tmp_path, "SELECT address FROM letter ORDER BY address") == guests
+    assert first_column(tmp_path, "SELECT address FROM letter ORDER BY address") == guests
 
 
-def test_the_worker_says_how_it_is_called(served: Server, tmp_path: Path) -> None:
-    with started(served, tmp_path, script("worker.py")) as run:
-        assert run.ended() == 1
-    assert "sign-up" in run.said
+def test_the_worker_prints_its_usage(served: Server, tmp_path: Path) -> None:
+    with run_example(served, tmp_path, script("worker.py")) as example:
+        assert example.wait() == 1
+    assert "sign-up" in example.output
+
+
+# --- the listener --------------------------------------------------------------------------------
+
+
+def test_the_listener_example_shows_what_became_of_each_message(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path / "broker", conf=SHORT_CHECKS) as served,
+        run_example(served, tmp_path, script("transaction_listener.py")) as example,
+    ):
+        assert example.wait() == 0, example.output
+        assert example.lines[-len(RESULTS) :] == RESULTS, example.output
+        bodies = delivered_bodies(served, "TopicTest1234")
+        assert bodies == [b"Hello RocketMQ %d" % number for number in (1, 4, 7)]
 
 
 # --- twenty lines --------------------------------------------------------------------------------
 
 
-def test_it_comes_out_right_wherever_it_is_killed(served: Server, tmp_path: Path) -> None:
+def test_database_and_messages_agree_after_a_kill_before_or_after_the_commit(
+    served: Server, tmp_path: Path
+) -> None:
     example = script("twenty_lines.py")
-    with started(served, tmp_path, example) as before_commit:
+    with run_example(served, tmp_path, example) as before_commit:
         before_commit.wait_for("KILL ME NOW")
         assert open_halves(served) == 1
-        before_commit.ended(signal.SIGKILL)
-    with started(served, tmp_path, example) as after_commit:
+        before_commit.wait(signal.SIGKILL)
+    with run_example(served, tmp_path, example) as after_commit:
         after_commit.wait_for("paid [], shipped []: they agree")
         after_commit.wait_for("KILL ME NOW")
         after_commit.press_enter()
         after_commit.wait_for("KILL ME NOW", times=2)
-        after_commit.ended(signal.SIGKILL)
-    assert rows(tmp_path, "SELECT id FROM paid") == [1]
-    with started(served, tmp_path, example) as unharmed:
-        unharmed.wait_for("paid [1], shipped [1]: they agree")
+        after_commit.wait(signal.SIGKILL)
+    assert first_column(tmp_path, "SELECT id FROM paid") == [1]
+    with run_example(served, tmp_path, example) as not_killed:
+        not_killed.wait_for("paid [1], shipped [1]: they agree")
         for times in (1, 2):
-            unharmed.wait_for("KILL ME NOW", times)
-            unharmed.press_enter()
-        assert unharmed.ended() == 0, unharmed.said
-    assert unharmed.lines[-1] == "paid [1, 2], shipped [1, 2]: they agree"
+            not_killed.wait_for("KILL ME NOW", times)
+            not_killed.press_enter()
+        assert not_killed.wait() == 0, not_killed.output
+    assert not_killed.lines[-1] == "paid [1, 2], shipped [1, 2]: they agree"
     wait_until_settled(served)
     assert delivered_bodies(served, "twenty-orders") == [b"1", b"2"]

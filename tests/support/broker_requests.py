@@ -129,7 +129,7 @@ class FakeChannel:
         return response
 
 
-class CalledChannel(FakeChannel):
+class CallableChannel(FakeChannel):
     """A client that receives requests. A test calls `on_response` with the response."""
 
     def __init__(self, name: str) -> None:

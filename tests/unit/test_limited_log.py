@@ -1,4 +1,4 @@
-"""A client that repeats a mistake a thousand times leaves a few lines in the log."""
+"""The limited log: a client that repeats a mistake a thousand times causes a few lines."""
 
 from __future__ import annotations
 

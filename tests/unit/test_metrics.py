@@ -118,7 +118,7 @@ def test_samples_of_one_family_are_joined_under_one_heading() -> None:
     ]
 
 
-def test_a_name_that_is_declared_twice_is_a_mistake() -> None:
+def test_a_name_that_is_declared_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="metric a is declared twice"):
         text_of(Gauge("a", "A.").value(1), Counter("a", "A.").value(1))
 

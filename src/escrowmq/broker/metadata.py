@@ -10,7 +10,6 @@ members are connected.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -22,15 +21,16 @@ from escrowmq.message import names
 from escrowmq.message.names import (
     BENCHMARK_TOPIC,
     BROKER_ONLY_TOPICS,
+    NAME_PATTERN,
     OFFSET_MOVED_TOPIC,
     RETRY_PREFIX,
     SELF_TEST_TOPIC,
     SYSTEM_GROUPS,
     TEMPLATE_TOPIC,
     TIMER_TOPIC,
-    is_group_topic,
     is_system_topic,
     reply_topic,
+    topic_name_error,
 )
 from escrowmq.message.topic_config import (
     PERM_INHERIT,
@@ -44,28 +44,16 @@ from escrowmq.store.config_files import ConfigFile, GroupConfig
 
 GROUP_NAME_LENGTH_MAX: Final = 120
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that an error repeats
-_NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-_TOPIC_LENGTH_MAX: Final = 127
-_GROUP_TOPIC_LENGTH_MAX: Final = 255  # retry and dead-letter topics
 
 
 def check_topic_name(topic: str) -> None:
     """Raise RequestRefused if a topic cannot have this name."""
-    length_max = _GROUP_TOPIC_LENGTH_MAX if is_group_topic(topic) else _TOPIC_LENGTH_MAX
-    if not _NAME_PATTERN.fullmatch(topic):
-        raise RequestRefused(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic name {topic[:_SHOWN_LENGTH_MAX]!r} may contain only letters, digits and %|_-",
-        )
-    if len(topic) > length_max:
-        raise RequestRefused(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic name has {len(topic)} characters, the limit is {length_max}",
-        )
+    if error := topic_name_error(topic):
+        raise RequestRefused(ResponseCode.INVALID_PARAMETER, error)
 
 
 def is_valid_group_name(name: str) -> bool:
-    return bool(_NAME_PATTERN.fullmatch(name)) and len(name) <= GROUP_NAME_LENGTH_MAX
+    return bool(NAME_PATTERN.fullmatch(name)) and len(name) <= GROUP_NAME_LENGTH_MAX
 
 
 def group_not_found(name: str) -> RequestRefused:

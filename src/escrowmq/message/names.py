@@ -6,6 +6,7 @@ those that begin with `ESCROW_` are EscrowMQ's own and mean nothing to a RocketM
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -47,6 +48,23 @@ _SYSTEM_TOPICS: Final = BROKER_ONLY_TOPICS | {TEMPLATE_TOPIC, BENCHMARK_TOPIC}
 _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
 _PROXY_TOPIC: Final = "DefaultHeartBeatSyncerTopic"  # heartbeats among the proxies of RocketMQ 5
+
+
+NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")  # of topics and groups
+TOPIC_LENGTH_MAX: Final = 127
+GROUP_TOPIC_LENGTH_MAX: Final = 255  # retry and dead-letter topics
+_SHOWN_LENGTH_MAX: Final = 100  # of a name that an error repeats
+
+
+def topic_name_error(topic: str) -> str:
+    """Return why a topic cannot have this name; an empty text if it can."""
+    length_max = GROUP_TOPIC_LENGTH_MAX if is_group_topic(topic) else TOPIC_LENGTH_MAX
+    if not NAME_PATTERN.fullmatch(topic):
+        name = topic[:_SHOWN_LENGTH_MAX]
+        return f"topic name {name!r} may contain only letters, digits and %|_-"
+    if len(topic) > length_max:
+        return f"topic name has {len(topic)} characters, the limit is {length_max}"
+    return ""
 
 
 def retry_topic(group: str) -> str:

@@ -13,6 +13,14 @@ class Verdict(enum.IntEnum):
     COMMIT = 8
     ROLLBACK = 12
 
+    # The same three under RocketMQ's names.
+    UNKNOW = UNKNOWN
+    COMMIT_MESSAGE = COMMIT
+    ROLLBACK_MESSAGE = ROLLBACK
+
+
+LocalTransactionState = Verdict  # RocketMQ's name
+
 
 class TransactionState(enum.IntEnum):
     """The state of a half, in two bits. COMMITTED and ROLLED_BACK are final."""

@@ -1,8 +1,7 @@
-"""Many at once: a thousand lines, a hundred groups on one topic, thousands of topics; and consumers
-that go on after `kill -9`.
+"""Large numbers of connections, groups and topics; and consumers that continue after `kill -9`.
 
-Nothing here is measured. A broker that is held up by somebody shows as an answer that does not
-come within WAIT_S.
+These tests measure nothing. If one client holds up the broker, a response to another client does
+not arrive within WAIT_S, and the test fails.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ from tests.support.brokers import WAIT_S, Server, next_response, start_pull
 
 pytestmark = pytest.mark.slow
 
-LINES = 1000
+CONNECTIONS = 1000
 GROUPS = 100
 QUEUES = 4
-PIPELINED = 500  # more answers than that nobody leaves unread
-LONG_PULLS = 60  # of 250 KiB each: more than all buffers together hold
+PIPELINE_DEPTH = 500  # requests that are sent before the first response is read
+LARGE_PULLS = 60  # responses of 250 KiB each: more than all buffers together hold
 
 
 @contextlib.contextmanager
-def open_files(soft: int) -> Iterator[None]:
-    """This process, and what it starts, may have so many; or as many as the system allows."""
-    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def open_files_limit(limit: int) -> Iterator[None]:
+    """Set the limit of open files for this process and its children, up to the hard limit."""
+    previous, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
-        soft = min(soft, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (previous, hard))
 
 
-def begin_send(client: Client, topic: str, body: bytes, *, queue_id: int = 0) -> None:
-    """Send and do not wait; `next_response` does that."""
+def send_without_waiting(client: Client, topic: str, body: bytes, *, queue_id: int = 0) -> None:
+    """Send a message; `next_response` returns its response."""
     fields = {"a": "producers", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "i": ""}
     client.send_request(310, {**fields, "f": 0, "g": 0, "h": 0, "j": 0}, body, flag=0)
 
 
-def begin_create(client: Client, topic: str) -> None:
+def create_topic_without_waiting(client: Client, topic: str) -> None:
     fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1}
     client.send_request(17, {**fields, "perm": 6, "topicFilterType": "SINGLE_TAG"}, b"", flag=0)
 
@@ -78,78 +77,89 @@ def consumer_heartbeat(client: Client, group: str, topic: str) -> None:
         "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
         "subscriptionDataSet": [{"topic": topic, "subString": "*", "subVersion": 1}],
     }
-    body = {"clientID": f"of-{group}", "producerDataSet": [], "consumerDataSet": [consumer]}
+    body = {"clientID": f"client-{group}", "producerDataSet": [], "consumerDataSet": [consumer]}
     client.expect(34, body=json.dumps(body).encode())
 
 
-def shut(client: Client) -> None:
-    """Say goodbye and wait until the broker has taken note."""
+def disconnect(client: Client) -> None:
+    """Close the connection after the broker has closed its side."""
     client.socket.shutdown(socket.SHUT_WR)
     while client.socket.recv(1 << 16):
         pass
     client.close()
 
 
-# --- lines ---------------------------------------------------------------------------------------
+# --- connections ---------------------------------------------------------------------------------
 
 
-class Crowd:
-    """Lines that each send one message a round; nobody waits for another's answer."""
+class ProducerConnections:
+    """Many connections; in each round every one sends a message before a response is read."""
 
     def __init__(self, served: Server, stack: contextlib.ExitStack) -> None:
-        self.lines = [stack.enter_context(served.client()) for _ in range(LINES)]
+        self.connections = [stack.enter_context(served.client()) for _ in range(CONNECTIONS)]
         self.sent: list[bytes] = []
         self._rounds = itertools.count()
 
-    def send(self) -> None:
-        name = next(self._rounds)
-        for number, line in enumerate(self.lines):
-            body = b"%d-%d" % (name, number)
-            begin_send(line, "crowd", body, queue_id=number % QUEUES)
+    def send_round(self) -> None:
+        round_number = next(self._rounds)
+        for number, connection in enumerate(self.connections):
+            body = b"%d-%d" % (round_number, number)
+            send_without_waiting(connection, "orders", body, queue_id=number % QUEUES)
             self.sent.append(body)
-        assert Counter(next_response(line).code for line in self.lines) == {0: LINES}
+        codes = Counter(next_response(connection).code for connection in self.connections)
+        assert codes == {0: CONNECTIONS}
 
 
-def begin_deaf(client: Client) -> None:
-    """It asks for a lot and reads nothing."""
-    fields = {**pull_fields("long", 0, 0, "deaf"), "sysFlag": 4}
-    for _ in range(LONG_PULLS):
+def request_large_pulls(client: Client) -> None:
+    """Request more data than buffers can hold; the caller does not read the responses yet."""
+    fields = {**pull_fields("long", 0, 0, "readers"), "sysFlag": 4}
+    for _ in range(LARGE_PULLS):
         client.send_request(11, fields, b"", flag=0)
 
 
-def refuse_one_more(served: Server) -> None:
+def assert_next_connection_is_refused(served: Server) -> None:
     with served.client() as extra, pytest.raises(ConnectionError):
-        extra.max_offset("crowd", 0)
+        extra.max_offset("orders", 0)
 
 
-def test_a_thousand_lines_and_not_one_more(tmp_path: Path) -> None:
-    """One of them is deaf and one stops in the middle of a frame; nobody else notices."""
-    conf = {"escrowConnectionsMax": LINES + 3}
+def test_a_thousand_connections_are_served_and_one_above_the_limit_is_refused(
+    tmp_path: Path,
+) -> None:
+    """One client does not read its responses and one stops in the middle of a frame; the other
+    connections are served all the same."""
+    conf = {"escrowConnectionsMax": CONNECTIONS + 3}
     with contextlib.ExitStack() as stack:
-        with open_files(256):  # it has to help itself
+        with open_files_limit(256):  # the broker has to raise its limit itself
             served = stack.enter_context(Server(tmp_path, conf=conf))
-        stack.enter_context(open_files(LINES + 500))
-        asking, deaf, silent = (stack.enter_context(served.client()) for _ in range(3))
-        asking.create_topic("crowd", queues=QUEUES)
+        stack.enter_context(open_files_limit(CONNECTIONS + 500))
+        client, not_reading, incomplete = (stack.enter_context(served.client()) for _ in range(3))
+        client.create_topic("orders", queues=QUEUES)
         for _ in range(4):
-            asking.send("long", b"x" * 65_000)
-        begin_deaf(deaf)
-        asking.max_offset("crowd", 0)
-        frame, middle = asking.sent_frame, len(asking.sent_frame) // 2
-        silent.socket.sendall(frame[:middle])
-        crowd = Crowd(served, stack)
-        crowd.send()
+            client.send("long", b"x" * 65_000)
+        request_large_pulls(not_reading)
+        client.max_offset("orders", 0)
+        frame, middle = client.sent_frame, len(client.sent_frame) // 2
+        incomplete.socket.sendall(frame[:middle])
+
+        producers = ProducerConnections(served, stack)
+        producers.send_round()
         for _ in range(3):
-            refuse_one_more(served)
-        crowd.send()
-        shut(crowd.lines.pop())
-        crowd.lines.append(stack.enter_context(served.client()))  # there is room again
-        crowd.send()
-        found = [r.body for queue_id in range(QUEUES) for r in asking.pull_all("crowd", queue_id)]
-        assert Counter(found) == Counter(crowd.sent)
-        silent.socket.sendall(frame[middle:])
-        assert next_response(silent).code == 0
-        assert Counter(next_response(deaf).code for _ in range(LONG_PULLS)) == {0: LONG_PULLS}
+            assert_next_connection_is_refused(served)
+        producers.send_round()
+        disconnect(producers.connections.pop())
+        producers.connections.append(stack.enter_context(served.client()))
+        producers.send_round()
+
+        bodies = [
+            record.body
+            for queue_id in range(QUEUES)
+            for record in client.pull_all("orders", queue_id)
+        ]
+        assert Counter(bodies) == Counter(producers.sent)
+        incomplete.socket.sendall(frame[middle:])
+        assert next_response(incomplete).code == 0
+        codes = Counter(next_response(not_reading).code for _ in range(LARGE_PULLS))
+        assert codes == {0: LARGE_PULLS}
     served.assert_clean()
     assert "Traceback" not in served.errors
 
@@ -158,22 +168,26 @@ def test_a_thousand_lines_and_not_one_more(tmp_path: Path) -> None:
 
 
 def wake_all(members: dict[str, Client], producer: Client, queue_offset: int) -> None:
-    """Every group waits on every queue; one message each, and everybody has them all."""
+    """Let every group wait at every queue, send a message to each queue, and check that every
+    group receives all of them."""
     for group, client in members.items():
         for queue_id in range(QUEUES):
             start_pull(client, "news", queue_offset, queue_id=queue_id, group=group)
     for queue_id in range(QUEUES):
         producer.send("news", b"%d-%d" % (queue_id, queue_offset), queue_id=queue_id)
-    wanted = sorted(b"%d-%d" % (queue_id, queue_offset) for queue_id in range(QUEUES))
+    expected = sorted(b"%d-%d" % (queue_id, queue_offset) for queue_id in range(QUEUES))
     for group, client in members.items():
-        answers = [next_response(client) for _ in range(QUEUES)]
-        assert [answer.code for answer in answers] == [0] * QUEUES, group
-        assert sorted(r.body for a in answers for r in decode_records(a.body)) == wanted, group
+        responses = [next_response(client) for _ in range(QUEUES)]
+        assert [response.code for response in responses] == [0] * QUEUES, group
+        records = [record for response in responses for record in decode_records(response.body)]
+        assert sorted(record.body for record in records) == expected, group
 
 
-def test_a_hundred_groups_on_one_topic(tmp_path: Path) -> None:
+def test_a_hundred_groups_on_one_topic_get_all_messages_and_keep_their_offsets(
+    tmp_path: Path,
+) -> None:
     rounds = 3
-    # By group and queue, so that no two neighbours have committed the same.
+    # The offset depends on group and queue, so that a mix-up of neighbours shows.
     committed = {
         (f"group-{number}", queue_id): (number + queue_id) % (rounds + 1)
         for number in range(GROUPS)
@@ -194,11 +208,11 @@ def test_a_hundred_groups_on_one_topic(tmp_path: Path) -> None:
                 members[group].commit_offset(group, "news", queue_id, queue_offset)
         served.restart()
         with served.client() as client:
-            found = {
+            offsets = {
                 (group, queue_id): client.committed_offset(group, "news", queue_id)
                 for group, queue_id in committed
             }
-            assert found == committed
+            assert offsets == committed
     served.assert_clean()
     assert "Traceback" not in served.errors
 
@@ -208,135 +222,143 @@ def test_a_hundred_groups_on_one_topic(tmp_path: Path) -> None:
 
 @dataclass
 class Round:
-    """From one start to the next kill."""
+    """The time from a start of the broker to its next kill, as events for the worker threads."""
 
     served: Server
-    over: threading.Event = field(default_factory=threading.Event)  # for senders
+    senders_should_stop: threading.Event = field(default_factory=threading.Event)
     all_sent: threading.Event = field(default_factory=threading.Event)
-    progress: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    commits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
 
 @dataclass
 class Sender:
     queue_id: int
     number: int = 0
-    answered: list[bytes] = field(default_factory=list)
+    acknowledged: list[bytes] = field(default_factory=list)
 
-    def run(self, client: Client, now: Round) -> None:
-        while not now.over.is_set():
+    def run(self, client: Client, current: Round) -> None:
+        while not current.senders_should_stop.is_set():
             body = b"%d-%d" % (self.queue_id, self.number)
             self.number += 1
             client.send("orders", body, queue_id=self.queue_id)
-            self.answered.append(body)
+            self.acknowledged.append(body)
 
 
 @dataclass
 class Consumer:
-    """One group's reader of one queue: it asks where the group was, reads on, and commits."""
+    """Consume one queue for one group: start at the committed offset, pull, and commit."""
 
     group: str
     queue_id: int
-    read: dict[int, bytes] = field(default_factory=dict)  # by queue offset
+    bodies: dict[int, bytes] = field(default_factory=dict)  # by queue offset
     committed: int = 0
-    starts: list[int] = field(default_factory=list)
+    start_offsets: list[int] = field(default_factory=list)  # one for each round
 
-    def run(self, client: Client, now: Round) -> None:
+    def run(self, client: Client, current: Round) -> None:
         consumer_heartbeat(client, self.group, "orders")
-        at = client.committed_offset(self.group, "orders", self.queue_id) or 0
-        self.starts.append(at)
-        assert at <= len(self.read), "it would skip what this group has not read"
-        while not now.all_sent.is_set() or at < client.max_offset("orders", self.queue_id):
-            answer = client.request(11, pull_fields("orders", self.queue_id, at, self.group))
-            self._take(answer, at)
-            at = int(answer.ext_fields["nextBeginOffset"])
-            client.commit_offset(self.group, "orders", self.queue_id, at)
-            self.committed = at
-            now.progress.release()
+        offset = client.committed_offset(self.group, "orders", self.queue_id) or 0
+        self.start_offsets.append(offset)
+        assert offset <= len(self.bodies), "the committed offset skips messages"
+        while not current.all_sent.is_set() or offset < client.max_offset("orders", self.queue_id):
+            response = client.request(11, pull_fields("orders", self.queue_id, offset, self.group))
+            self._add(decode_records(response.body), offset)
+            offset = int(response.ext_fields["nextBeginOffset"])
+            client.commit_offset(self.group, "orders", self.queue_id, offset)
+            self.committed = offset
+            current.commits.release()
 
-    def _take(self, answer: Response, at: int) -> None:
-        records: list[Record] = decode_records(answer.body)
-        assert [record.queue_offset for record in records] == list(range(at, at + len(records)))
+    def _add(self, records: list[Record], offset: int) -> None:
+        offsets = [record.queue_offset for record in records]
+        assert offsets == list(range(offset, offset + len(records)))
         for record in records:
-            assert self.read.setdefault(record.queue_offset, record.body) == record.body
+            # A message that is delivered again must be the same message.
+            assert self.bodies.setdefault(record.queue_offset, record.body) == record.body
 
 
-def work(
+def run_round(
     served: Server,
     senders: list[Sender],
     consumers: list[Consumer],
-    end: Callable[[Round], None],
+    end_round: Callable[[Round], None],
 ) -> list[Exception]:
-    """Everybody on a thread and a line of his own until `end` has ended it: what went wrong."""
-    now = Round(served)
-    wrong: list[Exception] = []
+    """Run each worker in a thread with a connection of its own until `end_round` returns.
+
+    Returns the exceptions of the workers.
+    """
+    current = Round(served)
+    errors: list[Exception] = []
 
     def run(worker: Sender | Consumer) -> None:
         try:
             with served.client() as client:
-                worker.run(client, now)
+                worker.run(client, current)
         except Exception as error:
-            wrong.append(error)
+            errors.append(error)
 
     workers = [*senders, *consumers]
     threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
-    end(now)
-    now.over.set()
+    end_round(current)
+    current.senders_should_stop.set()
     for thread in threads[: len(senders)]:
         thread.join(WAIT_S)
-    now.all_sent.set()
+    current.all_sent.set()
     for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
-    return wrong
+    return errors
 
 
-def kill_after(count: int) -> Callable[[Round], None]:
-    def end(now: Round) -> None:
-        for _ in range(count):
-            assert now.progress.acquire(timeout=WAIT_S)
-        now.served.kill()
+def finish_after(commits: int) -> Callable[[Round], None]:
+    """Return a function that waits until the consumers have committed so many times."""
 
-    return end
+    def end_round(current: Round) -> None:
+        for _ in range(commits):
+            assert current.commits.acquire(timeout=WAIT_S)
 
-
-def finish_after(count: int) -> Callable[[Round], None]:
-    def end(now: Round) -> None:
-        for _ in range(count):
-            assert now.progress.acquire(timeout=WAIT_S)
-
-    return end
+    return end_round
 
 
-def test_consumers_go_on_after_a_kill_and_skip_nothing(tmp_path: Path) -> None:
+def kill_after(commits: int) -> Callable[[Round], None]:
+    """Like `finish_after`, and then kill the broker."""
+    wait = finish_after(commits)
+
+    def end_round(current: Round) -> None:
+        wait(current)
+        current.served.kill()
+
+    return end_round
+
+
+def test_consumers_continue_after_a_kill_and_skip_no_message(tmp_path: Path) -> None:
     senders = [Sender(queue_id) for queue_id in range(2)]
     consumers = [Consumer(group, sender.queue_id) for group in ("a", "b") for sender in senders]
     conf = {"flushDiskType": "SYNC_FLUSH", "flushConsumerOffsetInterval": 20}
     with Server(tmp_path, conf=conf) as served:
         with served.client() as client:
             client.create_topic("orders", queues=len(senders))
-        for count in (100, 250, 400):
-            wrong = work(served, senders, consumers, kill_after(count))
-            assert [error for error in wrong if not isinstance(error, OSError)] == []
-            assert wrong, "nobody noticed"
+        for commits in (100, 250, 400):
+            errors = run_round(served, senders, consumers, kill_after(commits))
+            assert [error for error in errors if not isinstance(error, OSError)] == []
+            assert errors, "no worker noticed the kill"
             served.start()
-        assert work(served, senders, consumers, finish_after(100)) == []
+        assert run_round(served, senders, consumers, finish_after(100)) == []
         with served.client() as client:
             for sender in senders:
                 stored = [record.body for record in client.pull_all("orders", sender.queue_id)]
                 assert [body for body, count in Counter(stored).items() if count > 1] == []
-                assert set(sender.answered) <= set(stored)
+                assert set(sender.acknowledged) <= set(stored)
                 for consumer in consumers:
                     if consumer.queue_id == sender.queue_id:
-                        assert [consumer.read[at] for at in sorted(consumer.read)] == stored
-        # Offsets were saved at least once before a kill, and each start found them.
-        assert any(consumer.starts[-1] > 0 for consumer in consumers)
+                        assert [body for _, body in sorted(consumer.bodies.items())] == stored
+        # Offsets were saved at least once before a kill and read at the next start.
+        assert any(consumer.start_offsets[-1] > 0 for consumer in consumers)
         served.restart()
         with served.client() as client:
-            for each in consumers:
-                found = client.committed_offset(each.group, "orders", each.queue_id)
-                assert found == each.committed == len(each.read)
+            for consumer in consumers:
+                offset = client.committed_offset(consumer.group, "orders", consumer.queue_id)
+                assert offset == consumer.committed == len(consumer.bodies)
     served.assert_clean()
 
 
@@ -344,41 +366,48 @@ def test_consumers_go_on_after_a_kill_and_skip_nothing(tmp_path: Path) -> None:
 
 
 def pipelined(
-    client: Client, topics: list[str], begin: Callable[[Client, str], None]
+    client: Client, topics: list[str], send_request: Callable[[Client, str], None]
 ) -> Iterator[Response]:
-    for first in range(0, len(topics), PIPELINED):
-        part = topics[first : first + PIPELINED]
+    """Send a request for each topic, PIPELINE_DEPTH at a time, and yield the responses."""
+    for first in range(0, len(topics), PIPELINE_DEPTH):
+        part = topics[first : first + PIPELINE_DEPTH]
         for topic in part:
-            begin(client, topic)
+            send_request(client, topic)
         yield from (next_response(client) for _ in part)
 
 
-def begin_look(client: Client, topic: str) -> None:
+def send_name_as_body(client: Client, topic: str) -> None:
+    send_without_waiting(client, topic, topic.encode())
+
+
+def pull_without_waiting(client: Client, topic: str) -> None:
     client.send_request(11, {**pull_fields(topic, 0, 0, "readers"), "sysFlag": 4}, b"", flag=0)
 
 
-def bodies_of(client: Client, topics: list[str]) -> list[list[bytes]]:
-    answers = pipelined(client, topics, begin_look)
-    return [[record.body for record in decode_records(answer.body)] for answer in answers]
+def bodies_by_topic(client: Client, topics: list[str]) -> list[list[bytes]]:
+    responses = pipelined(client, topics, pull_without_waiting)
+    return [[record.body for record in decode_records(response.body)] for response in responses]
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.nightly)])
-def test_thousands_of_topics(tmp_path: Path, count: int) -> None:
+def test_thousands_of_topics_are_created_served_and_survive_a_restart(
+    tmp_path: Path, count: int
+) -> None:
     topics = [f"topic-{number}" for number in range(count)]
-    with Server(tmp_path, wait_s=120) as served:  # each has a file that is flushed, in a directory
+    expected = [[topic.encode()] for topic in topics]
+    # A stop takes long: each topic has a directory and a file that is flushed.
+    with Server(tmp_path, wait_s=120) as served:
         with served.client() as client:
             client.create_group("readers")
-            created = Counter(answer.code for answer in pipelined(client, topics, begin_create))
-            assert created == {0: count}
-            sends = pipelined(
-                client, topics, lambda client, topic: begin_send(client, topic, topic.encode())
-            )
-            assert Counter(answer.code for answer in sends) == {0: count}
-            assert bodies_of(client, topics) == [[topic.encode()] for topic in topics]
+            responses = pipelined(client, topics, create_topic_without_waiting)
+            assert Counter(response.code for response in responses) == {0: count}
+            responses = pipelined(client, topics, send_name_as_body)
+            assert Counter(response.code for response in responses) == {0: count}
+            assert bodies_by_topic(client, topics) == expected
         served.restart()
-        with served.client() as client, served.namesrv_client() as names:
-            assert bodies_of(client, topics) == [[topic.encode()] for topic in topics]
-            route = names.route(topics[-1])
+        with served.client() as client, served.namesrv_client() as name_server:
+            assert bodies_by_topic(client, topics) == expected
+            route = name_server.route(topics[-1])
             assert route is not None
             assert [queues["writeQueueNums"] for queues in route["queueDatas"]] == [1]
     served.assert_clean()

@@ -1,4 +1,4 @@
-"""A start on a disk without a byte of room: for reads, or refused with what to do."""
+"""A start on a full disk: the broker serves reads, or refuses to start and says what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
-def code_of_send(served: Server) -> int:
+def send_code(served: Server) -> int:
+    """Send a message and return the code of the response, also that of a refusal."""
     with served.client() as client:
         try:
             client.send("t", b"more")
@@ -35,7 +36,7 @@ def code_of_send(served: Server) -> int:
     return 0
 
 
-async def test_a_broker_that_was_killed_on_a_full_disk_starts_for_reads(
+async def test_a_broker_killed_on_a_full_disk_starts_and_serves_reads(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
     sent = [b"%d" % number for number in range(50)]
@@ -48,24 +49,24 @@ async def test_a_broker_that_was_killed_on_a_full_disk_starts_for_reads(
             disk.fill()
         served.kill()
         served.start()
-        assert code_of_send(served) == NOT_AVAILABLE
+        assert send_code(served) == NOT_AVAILABLE
         with served.client() as client:
             assert [record.body for record in client.pull_all("t", 0)] == sent
             assert client.end_transaction(half, COMMIT, topic="t").code != 0
-        served.stop()  # without a checkpoint, for which there is no room
+        served.stop()  # without a checkpoint: the disk has no space for one
         served.start()
         with served.client() as client:
             assert [record.body for record in client.pull_all("t", 0)] == sent
         disk.free()
-        await wait_until_async(lambda: code_of_send(served) == 0)
+        await wait_until_async(lambda: send_code(served) == 0)
         with served.client() as client:
             assert client.end_transaction(half, COMMIT, topic="t").code == 0
-            found = [record.body for record in client.pull_all("t", 0)]
-    assert found == [*sent, b"more", b"half"]
+            bodies = [record.body for record in client.pull_all("t", 0)]
+    assert bodies == [*sent, b"more", b"half"]
     served.assert_clean()
 
 
-def test_where_nothing_can_be_written_one_line_says_what_to_do(
+def test_a_first_start_on_a_full_disk_is_refused_with_what_to_do(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
     disk.fill()
@@ -73,7 +74,7 @@ def test_where_nothing_can_be_written_one_line_says_what_to_do(
     with pytest.raises(StartFailed) as refused:
         served.start()
     assert refused.value.exit_code == 2
-    last = refused.value.errors.splitlines()[-1]
-    assert "No space left on device" in last
-    assert f"free 64 MiB in {served.data}" in last
+    last_line = refused.value.errors.splitlines()[-1]
+    assert "No space left on device" in last_line
+    assert f"free 64 MiB in {served.data}" in last_line
     assert "Traceback" not in refused.value.errors

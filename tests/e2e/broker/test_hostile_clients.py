@@ -1,8 +1,9 @@
-"""Whatever is sent to it, a server answers or closes that line, and goes on as before.
+"""Malformed requests: the server responds or closes that connection, and serves all others.
 
-Every request code we know is asked with every field missing, of another type, negative, huge, empty
-or ill meant, and with bodies that are garbage. Behind each request comes a harmless one on the same
-line, which shows that the first was read. At the end the store is looked through.
+Every known request code is sent with each field missing, of another type, negative, huge, empty or
+malicious, and with garbage bodies. Each request is followed by a harmless probe on the same
+connection; the response to the probe shows that the request was read. At the end the files of the
+store are checked.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import REQUESTS
 from tests.interop.remoting import loads
 from tests.support.brokers import WAIT_S, Server
 
 pytestmark = pytest.mark.slow
 
-HARMLESS = 105  # a route: a name server answers it, a broker says that it does not know it
-MAY_STAY_SILENT = {RequestCode.END_TRANSACTION}  # an unknown verdict is never answered
-MAY_BE_LATE = {
-    RequestCode.DELETE_TOPIC_IN_BROKER,  # it waits until nobody writes to the files
-    RequestCode.PREPARE_BACKUP,  # it waits for a flush, if something was appended just now
+PROBE = 105  # get a route: a name server returns it, a broker responds that it has no such request
+WITHOUT_RESPONSE = {RequestCode.END_TRANSACTION}  # an UNKNOWN verdict gets no response
+LATE_RESPONSES = {
+    RequestCode.DELETE_TOPIC_IN_BROKER,  # waits until no checkpoint writes to the files
+    RequestCode.PREPARE_BACKUP,  # waits for a flush if a record was appended just now
 }
 MISSING = object()
 ODD_TEXTS = (
@@ -60,8 +61,8 @@ GARBAGE = (
 )
 
 
-class Line:
-    """Sends any bytes; knows a harmless request by which it sees how far the server has come."""
+class RawConnection:
+    """A connection that can send any bytes. A probe shows how far the server has read."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -78,8 +79,8 @@ class Line:
     def decode(self, header: bytes) -> dict[str, Any]:
         return loads(header.decode())
 
-    def next_answer(self) -> dict[str, Any] | None:
-        """None: the server has closed the line."""
+    def next_response(self) -> dict[str, Any] | None:
+        """Return the header of the next frame, or None if the server closed the connection."""
         while True:
             size = int.from_bytes(self._received[:4], "big") + 4
             if len(self._received) >= max(4, size):
@@ -93,35 +94,39 @@ class Line:
                 return None
             self._received += chunk
 
-    def ask(self, code: int, ext_fields: object, body: bytes = b"") -> Outcome:
-        """Sends are answered when their turn ends, so after the harmless request beside them."""
-        asked = next(self._opaque)
-        asking = self.encode({"code": code, "opaque": asked, "extFields": ext_fields}, body)
-        for _ in range(100_000 if code in MAY_BE_LATE else 2):
-            harmless = next(self._opaque)
+    def request(self, code: int, ext_fields: object, body: bytes = b"") -> Outcome:
+        """Send a request and a probe, and return the outcome of the request."""
+        opaque = next(self._opaque)
+        data = self.encode({"code": code, "opaque": opaque, "extFields": ext_fields}, body)
+        # The response to a send comes when the turn ends, which is after the response to a probe
+        # of the same turn. A second probe is read in a later turn.
+        for _ in range(100_000 if code in LATE_RESPONSES else 2):
+            probe_opaque = next(self._opaque)
             fields = {"topic": "none"}
-            asking += self.encode({"code": HARMLESS, "opaque": harmless, "extFields": fields})
+            data += self.encode({"code": PROBE, "opaque": probe_opaque, "extFields": fields})
             try:
-                self.socket.sendall(asking)
+                self.socket.sendall(data)
             except ConnectionError:
                 return Outcome(None, "closed")
-            asking, outcome = b"", self._outcome(asked, harmless)
+            data, outcome = b"", self._outcome_before_probe(opaque, probe_opaque)
             if outcome is not None:
                 return outcome
-        return Outcome(None, "no answer")
+        return Outcome(None, "no response")
 
-    def _outcome(self, asked: int, harmless: int) -> Outcome | None:
-        """None: the harmless request was answered, the other one was not."""
-        found: Outcome | None = None
-        while (answer := self.next_answer()) is not None:
-            if answer["flag"] & 1 and answer["opaque"] == asked:
-                found = Outcome(answer["code"], answer.get("remark") or "")
-            elif answer["flag"] & 1 and answer["opaque"] == harmless:
-                return found
+    def _outcome_before_probe(self, opaque: int, probe_opaque: int) -> Outcome | None:
+        """Read up to the response to the probe. Returns None if the request had no response."""
+        outcome: Outcome | None = None
+        while (response := self.next_response()) is not None:
+            if response["flag"] & 1 and response["opaque"] == opaque:
+                outcome = Outcome(response["code"], response.get("remark") or "")
+            elif response["flag"] & 1 and response["opaque"] == probe_opaque:
+                return outcome
         return Outcome(None, "closed")
 
 
 class Outcome(NamedTuple):
+    """A response; `code` is None if there was none, and `remark` says why."""
+
     code: int | None
     remark: str
 
@@ -132,8 +137,8 @@ def frame(header: dict[str, Any], body: bytes = b"", *, serializer: int = 0) -> 
     return (4 + len(text) + len(body)).to_bytes(4, "big") + head + text + body
 
 
-def plausible(code: int) -> dict[str, Any]:
-    """Fields with which the request could be meant well."""
+def valid_fields(code: int) -> dict[str, Any]:
+    """Return fields with which the request is well-formed."""
     texts = {"topic": "hostile", "b": "hostile", "c": "TBW102", "defaultTopic": "TBW102", "i": ""}
     texts |= {"d": "4", "defaultTopicQueueNums": "4", "properties": "", "perm": "6"}
     texts |= {"readQueueNums": "4", "writeQueueNums": "4"}
@@ -149,8 +154,9 @@ def plausible(code: int) -> dict[str, Any]:
     return fields
 
 
-def with_odd_fields(code: int) -> Iterator[dict[str, Any]]:
-    good = plausible(code)
+def malformed_fields(code: int) -> Iterator[dict[str, Any]]:
+    """Yield valid fields, then variants with one malformed field, then with all of them."""
+    good = valid_fields(code)
     yield good
     yield {}
     for name, value in itertools.product(good, (*ODD_TEXTS, *ODD_VALUES)):
@@ -158,7 +164,7 @@ def with_odd_fields(code: int) -> Iterator[dict[str, Any]]:
         if value is MISSING:
             del changed[name]
         yield changed
-    for value in ODD_TEXTS:  # all at once
+    for value in ODD_TEXTS:
         yield dict.fromkeys(good, value)
 
 
@@ -166,36 +172,36 @@ def with_odd_fields(code: int) -> Iterator[dict[str, Any]]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("hostile")) as server:
         yield server
-        works_as_before(server)
+        assert_still_works(server)
     server.assert_clean()
-    assert_at_home(server)
+    assert_no_other_files(server)
 
 
 @pytest.fixture(autouse=True)
-def as_expected(served: Server) -> None:
-    """A topic and a group that requests can be about, whatever the test before did to them."""
+def topic_and_group(served: Server) -> None:
+    """Create the topic and the group that requests name; an earlier test may have changed them."""
     with served.client() as client:
         client.create_topic("hostile")
         client.create_group("hostile-group")
 
 
-def works_as_before(served: Server) -> None:
+def assert_still_works(served: Server) -> None:
     assert served.is_alive, served.errors
-    with served.client() as client, served.namesrv_client() as names:
+    with served.client() as client, served.namesrv_client() as name_server:
         client.create_topic("good")
         sent = client.send("good", b"still here", {"KEYS": "k"})
         assert client.view_by_id(sent.message_id).body == b"still here"
         assert client.pull_all("good", 0)[-1].body == b"still here"
         client.send("good", b"later", {"TIMER_DELAY_MS": "50"}, queue_id=1)
-        names.expect(105, {"topic": "TBW102"}, allowed=(0, 17))
+        name_server.expect(105, {"topic": "TBW102"}, allowed=(0, 17))
 
 
-def assert_at_home(served: Server) -> None:
-    """No name that came over the wire became a path outside of the store."""
+def assert_no_other_files(served: Server) -> None:
+    """Check that no name from a request became a path outside of the store."""
     assert {path.name for path in served.directory.iterdir()} == {
         *("broker.conf", "data", "serve.err")
     }
-    known = {
+    expected = {
         "commitlog",
         "consumequeue",
         "index",
@@ -205,8 +211,8 @@ def assert_at_home(served: Server) -> None:
         "abort",
         "namesrv",
     }
-    found = {path.name for path in served.data.iterdir()}
-    assert {name for name in found - known if not name.startswith("escrowmq")} == set()
+    names = {path.name for path in served.data.iterdir()}
+    assert {name for name in names - expected if not name.startswith("escrowmq")} == set()
 
 
 Address = Callable[[Server], str]
@@ -216,59 +222,66 @@ PORTS: dict[str, Address] = {
 }
 
 
-def ask_all(
-    address: str, code: int, asked: Iterator[tuple[Any, bytes]], kind: type[Line] = Line
+def assert_all_have_responses(
+    address: str,
+    code: int,
+    requests: Iterator[tuple[Any, bytes]],
+    connection_class: type[RawConnection] = RawConnection,
 ) -> None:
-    """Each is answered, or its line is closed. An answer must not be that we have a bug."""
-    line = kind(address)
-    wrong: list[str] = []
+    """Send requests, given as fields and body. Each must get a response that is not an internal
+    error, or its connection must be closed."""
+    connection = connection_class(address)
+    failures: list[str] = []
     try:
-        for fields, body in asked:
-            outcome = line.ask(code, fields, body)
-            said = f"{outcome.remark}: {str(fields)[:300]} {body[:80]!r}"
+        for fields, body in requests:
+            outcome = connection.request(code, fields, body)
             if outcome.remark == "closed":
-                line.close()
-                line = kind(address)
+                connection.close()
+                connection = connection_class(address)
                 continue
-            silent = outcome.code is None and code not in MAY_STAY_SILENT
-            if silent or "internal error" in outcome.remark:
-                wrong.append(said)
+            is_silent = outcome.code is None and code not in WITHOUT_RESPONSE
+            if is_silent or "internal error" in outcome.remark:
+                failures.append(f"{outcome.remark}: {str(fields)[:300]} {body[:80]!r}")
     finally:
-        line.close()
-    assert not wrong, f"{len(wrong)} of them\n" + "\n".join(wrong[:10])
+        connection.close()
+    assert not failures, f"{len(failures)} requests failed\n" + "\n".join(failures[:10])
 
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("code", sorted(REQUESTS), ids=lambda code: RequestCode(code).name)
-def test_odd_fields_are_answered(served: Server, code: int, port: str) -> None:
-    ask_all(PORTS[port](served), code, ((fields, b"") for fields in with_odd_fields(code)))
+def test_malformed_fields_get_a_response(served: Server, code: int, port: str) -> None:
+    assert_all_have_responses(
+        PORTS[port](served), code, ((fields, b"") for fields in malformed_fields(code))
+    )
     assert served.is_alive
 
 
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("code", sorted(REQUESTS), ids=lambda code: RequestCode(code).name)
-def test_garbage_bodies_are_answered(served: Server, code: int, port: str) -> None:
-    good = plausible(code)
-    fields: list[dict[str, Any]] = [good]
-    if "m" in good:
-        fields.append({**good, "m": "true"})
-    asked = ((each, body) for each in fields for body in GARBAGE)
-    ask_all(PORTS[port](served), code, asked)
+def test_garbage_bodies_get_a_response(served: Server, code: int, port: str) -> None:
+    good = valid_fields(code)
+    field_variants: list[dict[str, Any]] = [good]
+    if "m" in good:  # the body of a send is also decoded as a batch
+        field_variants.append({**good, "m": "true"})
+    requests = ((fields, body) for fields in field_variants for body in GARBAGE)
+    assert_all_have_responses(PORTS[port](served), code, requests)
     assert served.is_alive
 
 
 @pytest.mark.parametrize("code", [0, -1, 3, 999, 99_999, 2**31 - 1])
-def test_a_code_that_nobody_knows_is_answered_with_3(served: Server, code: int) -> None:
-    line = Line(served.address)
-    assert line.ask(code, {}).code == 3
-    line.close()
+def test_an_unknown_request_code_is_refused_as_not_supported(served: Server, code: int) -> None:
+    connection = RawConnection(served.address)
+    assert connection.request(code, {}).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    connection.close()
 
 
 @pytest.mark.parametrize("fields", [None, [], "x", 7, {"": ""}, {"a" * 10_000: "b"}])
-def test_fields_that_are_no_table_do_no_harm(served: Server, fields: object) -> None:
-    line = Line(served.address)
-    assert line.ask(310, fields).code != 0
-    line.close()
+def test_extension_fields_that_are_not_an_object_are_refused(
+    served: Server, fields: object
+) -> None:
+    connection = RawConnection(served.address)
+    assert connection.request(310, fields).code != 0
+    connection.close()
 
 
 # --- frames --------------------------------------------------------------------------------------
@@ -279,80 +292,82 @@ BAD_FRAMES = {
     "a length of 3": b"\0\0\0\3abc" + GOOD,
     "a negative length": b"\xff\xff\xff\xff" + GOOD,
     "a length of 2 GiB": b"\x7f\xff\xff\xff" + GOOD,
-    "just over the limit": (16 * 1024 * 1024 + 5).to_bytes(4, "big") + GOOD,
+    "a length just over the limit": (16 * 1024 * 1024 + 5).to_bytes(4, "big") + GOOD,
     "a header longer than its frame": b"\0\0\0\x08\0\0\0\x64abcd" + GOOD,
     "a header of 16 MiB": b"\0\0\0\x08\0\xff\xff\xffabcd" + GOOD,
     "no header": b"\0\0\0\x04\0\0\0\0" + GOOD,
     "serializer 2": frame({"code": 30, "opaque": 1}, serializer=2) + GOOD,
     "serializer 255": frame({"code": 30, "opaque": 1}, serializer=255) + GOOD,
-    "a packed header that is none": b"\0\0\0\x0c\x01\0\0\x08abcdefgh" + GOOD,
-    "a header that is no JSON": b"\0\0\0\x08\0\0\0\x04{{{{" + GOOD,
-    "a header that is no object": b"\0\0\0\x06\0\0\0\x02[]" + GOOD,
-    "a header that is no text": b"\0\0\0\x08\0\0\0\x04\xff\xfe\xfd\xfc" + GOOD,
+    "an invalid packed header": b"\0\0\0\x0c\x01\0\0\x08abcdefgh" + GOOD,
+    "a header that is not JSON": b"\0\0\0\x08\0\0\0\x04{{{{" + GOOD,
+    "a header that is not an object": b"\0\0\0\x06\0\0\0\x02[]" + GOOD,
+    "a header that is not UTF-8": b"\0\0\0\x08\0\0\0\x04\xff\xfe\xfd\xfc" + GOOD,
     "a header without a code": frame({"opaque": 1}) + GOOD,
-    "a web browser": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "an HTTP request": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "a TLS client": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 600,
 }
 
 
 @pytest.mark.parametrize("port", PORTS)
-@pytest.mark.parametrize("what", BAD_FRAMES)
-def test_a_bad_frame_closes_its_line_and_no_other(served: Server, what: str, port: str) -> None:
-    bad, good = Line(PORTS[port](served)), Line(PORTS[port](served))
-    bad.socket.sendall(BAD_FRAMES[what])
-    with contextlib.suppress(OSError):  # closed before we could say that this was all
+@pytest.mark.parametrize("name", BAD_FRAMES)
+def test_a_bad_frame_closes_its_connection_and_no_other(
+    served: Server, name: str, port: str
+) -> None:
+    bad, good = RawConnection(PORTS[port](served)), RawConnection(PORTS[port](served))
+    bad.socket.sendall(BAD_FRAMES[name])
+    with contextlib.suppress(OSError):  # the server may have closed the connection already
         bad.socket.shutdown(socket.SHUT_WR)
-    answers = list(iter(bad.next_answer, None))  # ends only when the line is closed
-    assert all(answer["flag"] & 1 for answer in answers)
-    assert good.ask(HARMLESS, {"topic": "x"}).code is not None
+    responses = list(iter(bad.next_response, None))  # ends only when the connection is closed
+    assert all(response["flag"] & 1 for response in responses)
+    assert good.request(PROBE, {"topic": "x"}).code is not None
     bad.close()
     good.close()
 
 
-def test_a_frame_cut_anywhere_and_then_closed_does_no_harm(served: Server) -> None:
-    header = {"code": 310, "opaque": 1, "extFields": {**plausible(310), "b": "cut"}}
-    whole = frame(header, b"never complete")
-    for cut in range(0, len(whole), 7):
-        line = Line(served.address)
-        line.socket.sendall(whole[:cut])
-        line.close()
+def test_a_connection_closed_within_a_frame_stores_nothing(served: Server) -> None:
+    header = {"code": 310, "opaque": 1, "extFields": {**valid_fields(310), "b": "cut"}}
+    complete = frame(header, b"never complete")
+    for length in range(0, len(complete), 7):
+        connection = RawConnection(served.address)
+        connection.socket.sendall(complete[:length])
+        connection.close()
     with served.client() as client:
         assert client.max_offset("cut", 0) == 0
 
 
-def test_a_frame_that_comes_byte_by_byte_is_answered(served: Server) -> None:
-    line = Line(served.address)
-    line.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def test_a_frame_sent_byte_by_byte_gets_a_response(served: Server) -> None:
+    connection = RawConnection(served.address)
+    connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in GOOD:
-        line.socket.sendall(bytes([byte]))
-    answer = line.next_answer()
-    assert answer is not None
-    assert answer["code"] == 0
-    line.close()
+        connection.socket.sendall(bytes([byte]))
+    response = connection.next_response()
+    assert response is not None
+    assert response["code"] == 0
+    connection.close()
 
 
-def test_half_a_frame_and_then_silence_holds_nobody_up(served: Server) -> None:
-    silent = [Line(served.address) for _ in range(50)]
-    for number, line in enumerate(silent):
-        line.socket.sendall(GOOD[: number + 1])
+def test_incomplete_frames_do_not_hold_up_other_connections(served: Server) -> None:
+    incomplete = [RawConnection(served.address) for _ in range(50)]
+    for number, connection in enumerate(incomplete):
+        connection.socket.sendall(GOOD[: number + 1])
     with served.client() as client:
         for number in range(50):
             client.send("good", b"%d" % number)
-    for number, line in enumerate(silent):
-        line.socket.sendall(GOOD[number + 1 :])
-        answer = line.next_answer()
-        assert answer is not None
-        assert answer["code"] == 0
-        line.close()
+    for number, connection in enumerate(incomplete):
+        connection.socket.sendall(GOOD[number + 1 :])
+        response = connection.next_response()
+        assert response is not None
+        assert response["code"] == 0
+        connection.close()
 
 
-def test_a_line_that_reads_no_answers_holds_nobody_up(served: Server) -> None:
-    """It asks for far more than any buffer holds; asked are 60 times 250 KiB."""
+def test_a_client_that_reads_no_responses_does_not_hold_up_others(served: Server) -> None:
+    """It requests 60 times 250 KiB, which is far more than all buffers hold."""
     with served.client() as client:
         client.create_topic("long")
         for _ in range(4):
             client.send("long", b"x" * 65_000)
-        deaf = Line(served.address)
+        not_reading = RawConnection(served.address)
         fields = {
             "consumerGroup": "hostile-group",
             "topic": "long",
@@ -363,36 +378,40 @@ def test_a_line_that_reads_no_answers_holds_nobody_up(served: Server) -> None:
             "subscription": "*",
         }
         pull = frame({"code": 11, "opaque": 5, "extFields": fields})
-        deaf.socket.sendall(pull * 60)
+        not_reading.socket.sendall(pull * 60)
         for number in range(20):
             client.send("good", b"%d" % number)
-        codes = {answer["code"] for _ in range(60) if (answer := deaf.next_answer())}
-        assert codes == {0}  # once it reads, all of them come
-        deaf.close()
+        responses = [not_reading.next_response() for _ in range(60)]
+        assert [response and response["code"] for response in responses] == [0] * 60
+        not_reading.close()
 
 
-def test_answers_that_nobody_asked_for_are_passed_over(served: Server) -> None:
-    line = Line(served.address)
+def test_responses_without_a_request_are_ignored(served: Server) -> None:
+    connection = RawConnection(served.address)
     stray = {"code": 0, "opaque": 77, "flag": 1, "extFields": {}}
-    line.socket.sendall(frame(stray) * 100 + GOOD)
-    answer = line.next_answer()
-    assert answer is not None
-    assert answer["opaque"] == 1
-    line.close()
+    connection.socket.sendall(frame(stray) * 100 + GOOD)
+    response = connection.next_response()
+    assert response is not None
+    assert response["opaque"] == 1
+    connection.close()
 
 
-def test_a_hostile_load_is_all_in_one_process_that_restarts(tmp_path: Path) -> None:
-    """What the oddest requests left in the configuration files can be read again."""
+def test_a_broker_restarts_after_malformed_requests(tmp_path: Path) -> None:
+    """What malformed requests leave in the configuration files can be read at the next start."""
     with Server(tmp_path) as served:
         with served.client() as client:
             client.create_topic("hostile")
             client.create_group("hostile-group")
         for code in (RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_CONSUMER_OFFSET):
-            ask_all(served.address, code, ((fields, b"") for fields in with_odd_fields(code)))
-        groups = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        ask_all(served.address, groups, (({}, body) for body in GARBAGE))
-        ask_all(served.address, RequestCode.HEART_BEAT, (({}, body) for body in GARBAGE))
+            assert_all_have_responses(
+                served.address, code, ((fields, b"") for fields in malformed_fields(code))
+            )
+        for code in (
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+            RequestCode.HEART_BEAT,
+        ):
+            assert_all_have_responses(served.address, code, (({}, body) for body in GARBAGE))
         served.restart()
-        works_as_before(served)
+        assert_still_works(served)
     served.assert_clean()
-    assert_at_home(served)
+    assert_no_other_files(served)

@@ -1,7 +1,7 @@
 """A real process that appends and flushes is killed at a random moment, again and again.
 
-The process prints how many records are flushed; whatever it printed must be there afterwards, once
-and in order. Five rounds on one directory, each going on where the last one was killed.
+The process prints how many records are flushed; that many records must be there after the kill,
+once and in order. There are five rounds on one directory, and each continues the one before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETTINGS = StoreConfig(
     segment_bytes=64 * 1024, queue_file_bytes=2000, index_slots=101, index_entries=500
 )
 
-# Every seventh flush is a checkpoint; numbers go on from what is in the log.
+# Every seventh flush is a checkpoint; the numbers continue those in the log.
 WRITER = """
 import sys
 
@@ -56,8 +56,8 @@ for turn in range(1 << 30):
 """
 
 
-def write_and_be_killed(root: Path, *, after_lines: int, then_bytes: int) -> int:
-    """What the process had flushed, as far as it could say so."""
+def write_and_kill(root: Path, *, after_lines: int, then_bytes: int) -> int:
+    """Kill a writer after this much output, and return the last count that it printed."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(root)],
         stdout=subprocess.PIPE,
@@ -66,35 +66,34 @@ def write_and_be_killed(root: Path, *, after_lines: int, then_bytes: int) -> int
     assert process.stdout is not None
     try:
         for _ in range(after_lines):
-            assert process.stdout.readline(), "the writer ended by itself"
-        process.stdout.read(then_bytes)  # a moment that no line decides
+            assert process.stdout.readline(), "the writer ended before it was killed"
+        process.stdout.read(then_bytes)  # not always at the end of a line, to vary the moment
     finally:
         process.kill()
-        said = process.stdout.read()
+        output = process.stdout.read()
         process.stdout.close()
     assert process.wait() == -signal.SIGKILL
-    return int(said.rpartition(b"\n")[0].rpartition(b"\n")[2] or 0)
+    return int(output.rpartition(b"\n")[0].rpartition(b"\n")[2] or 0)
 
 
 @pytest.mark.slow
-def test_what_was_flushed_before_a_kill_is_there_once_and_in_order(tmp_path: Path) -> None:
+def test_flushed_records_are_found_once_and_in_order_after_a_kill(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     print(f"SEED={seed}")  # noqa: T201 - shown if the test fails
     root = tmp_path / "store"
     flushed = 0
     for _ in range(ROUNDS):
-        said = write_and_be_killed(
-            root, after_lines=rng.randint(1, 60), then_bytes=rng.randint(0, 9)
-        )
-        flushed = max(flushed, said)
+        printed = write_and_kill(root, after_lines=rng.randint(1, 60), then_bytes=rng.randint(0, 9))
+        flushed = max(flushed, printed)
         assert (root / "abort").exists()
         assert_clean(root, SETTINGS)
-        flushed = look(root, flushed)
+        flushed = check_store(root, flushed)
     assert flushed > ROUNDS
 
 
-def look(root: Path, flushed: int) -> int:
+def check_store(root: Path, flushed: int) -> int:
+    """Check log, queues and key index after a kill, and return the number of records."""
     store = MessageStore.open(RealDisk(root), SETTINGS, store_host=HOST)
     assert not store.recovery.was_clean
     assert store.recovery.damage == []
@@ -102,24 +101,25 @@ def look(root: Path, flushed: int) -> int:
     assert numbers == list(range(len(numbers)))
     assert len(numbers) >= flushed
     for queue_id in range(QUEUES):
-        assert served(store, queue_id) == numbers[queue_id::QUEUES]
+        assert queue_numbers(store, queue_id) == numbers[queue_id::QUEUES]
     for number in numbers[:: max(1, len(numbers) // 50)]:
-        (found,) = store.find_by_key("orders", f"U{number}")
-        assert found.body[: len(str(number))] == str(number).encode()
-    store.abandon()  # so that the next round finds a directory that nobody has closed
+        (record,) = store.find_by_key("orders", f"U{number}")
+        assert record.body[: len(str(number))] == str(number).encode()
+    store.abandon()  # without closing, so that the next round starts after a crash too
     return len(numbers)
 
 
-def served(store: MessageStore, queue_id: int) -> list[int]:
+def queue_numbers(store: MessageStore, queue_id: int) -> list[int]:
+    """Return the numbers in the bodies of a queue's messages, as a pull reads them."""
     numbers = []
-    at = 0
-    while at < store.max_offset("orders", queue_id):
-        found = store.read("orders", queue_id, at)
-        for data in found.slices:
+    queue_offset = 0
+    while queue_offset < store.max_offset("orders", queue_id):
+        result = store.read("orders", queue_id, queue_offset)
+        for data in result.slices:
             position = 0
             while position < len(data):
                 body = bytes(data[position + 88 : position + 88 + 12])
                 numbers.append(int(body.partition(b":")[0]))
                 position += int.from_bytes(data[position : position + 4], "big")
-        at = found.next_offset
+        queue_offset = result.next_offset
     return numbers

@@ -1,4 +1,4 @@
-"""Metrics of a real process: the numbers are what was done; odd requests are in nobody's way."""
+"""Metrics of a real process: they agree with its work, and malformed scrapes disturb nothing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.slow
 COMMON_LABELS = {"cluster", "node_type", "node_id"}
 
 
-class Measured(Server):
-    def __init__(self, directory: Path, **named: Any) -> None:
-        super().__init__(directory, **named)
+class BrokerWithMetrics(Server):
+    def __init__(self, directory: Path, **options: Any) -> None:
+        super().__init__(directory, **options)
         [port] = free_ports(1)
         self.metrics_address = f"127.0.0.1:{port}"
         self.arguments += ["--metrics-port", str(port)]
 
-    def __enter__(self) -> Measured:
+    def __enter__(self) -> BrokerWithMetrics:
         self.start()
         return self
 
@@ -43,25 +43,26 @@ class Measured(Server):
         try:
             with urllib.request.urlopen(
                 f"http://{self.metrics_address}{path}", timeout=WAIT_S
-            ) as answer:
-                return answer.status, answer.read()
+            ) as response:
+                return response.status, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
 
-    def raw(self, request: bytes) -> socket.socket:
+    def send_bytes(self, data: bytes) -> socket.socket:
+        """Open a connection to the metrics port, send the data, and return the connection."""
         host, _, port = self.metrics_address.rpartition(":")
-        line = socket.create_connection((host, int(port)), timeout=WAIT_S)
-        line.sendall(request)
-        return line
+        connection = socket.create_connection((host, int(port)), timeout=WAIT_S)
+        connection.sendall(data)
+        return connection
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Measured]:
-    with Measured(tmp_path) as server:
+def served(tmp_path: Path) -> Iterator[BrokerWithMetrics]:
+    with BrokerWithMetrics(tmp_path) as server:
         yield server
 
 
-def test_the_numbers_are_what_was_done(served: Measured) -> None:
+def test_metrics_count_messages_sizes_requests_and_lag(served: BrokerWithMetrics) -> None:
     lag = "rocketmq_consumer_lag_messages"
     with served.client() as client:
         client.create_group("g")
@@ -70,29 +71,29 @@ def test_the_numbers_are_what_was_done(served: Measured) -> None:
         client.send("bills", b"x" * 5000)
         client.send("orders", b"later", {"DELAY": "18"})
         page = served.page()
-        came = "rocketmq_messages_in_total"
-        assert page.value(came, topic="orders", message_type="normal") == 7
-        assert page.value(came, topic="orders", message_type="delay") == 1
-        assert page.value(came, topic="bills") == 1
+        messages_in = "rocketmq_messages_in_total"
+        assert page.value(messages_in, topic="orders", message_type="normal") == 7
+        assert page.value(messages_in, topic="orders", message_type="delay") == 1
+        assert page.value(messages_in, topic="bills") == 1
         assert page.value("rocketmq_message_size_bucket", topic="bills", le="4096") == 0
         assert page.value("rocketmq_message_size_bucket", topic="bills", le="524288") == 1
         assert page.value("escrowmq_send_seconds_count") == 9
         assert page.value("escrowmq_append_records_sum") == 9
         assert page.value("escrowmq_requests_total", request_code="send_message_v2") == 9
-        labels = page.labels(came)[0]
+        labels = page.labels(messages_in)[0]
         assert labels["cluster"] == "DefaultCluster"
         assert (labels["node_type"], labels["node_id"]) == ("broker", "broker-a")
 
         client.commit_offset("g", "orders", 0, 0)
         assert served.page().value(lag, topic="orders", consumer_group="g") == 7
-        answer = client.pull("orders", 0, 0, group="g", max_messages=4)
-        assert answer.code == 0
+        response = client.pull("orders", 0, 0, group="g", max_messages=4)
+        assert response.code == 0
         client.commit_offset("g", "orders", 0, 4)
         page = served.page()
         assert page.value(lag, topic="orders", consumer_group="g") == 3
         assert page.value("rocketmq_messages_out_total", topic="orders", consumer_group="g") == 4
-        out = page.value("rocketmq_throughput_out_total", topic="orders", consumer_group="g")
-        assert out == len(answer.body)
+        out_bytes = page.value("rocketmq_throughput_out_total", topic="orders", consumer_group="g")
+        assert out_bytes == len(response.body)
         client.send("orders", b"one more")
         assert served.page().value(lag, topic="orders", consumer_group="g") == 4
         client.commit_offset("g", "orders", 0, 8)
@@ -101,7 +102,9 @@ def test_the_numbers_are_what_was_done(served: Measured) -> None:
         assert page.value("rocketmq_consumer_lag_latency", topic="orders") == 0
 
 
-def test_lines_and_pulls_that_wait_are_counted_while_they_do(served: Measured) -> None:
+def test_connections_and_waiting_pulls_are_counted_while_they_last(
+    served: BrokerWithMetrics,
+) -> None:
     with served.client() as waiting:
         waiting.create_topic("orders")
         start_pull(waiting, "orders", 0)
@@ -116,8 +119,8 @@ def test_lines_and_pulls_that_wait_are_counted_while_they_do(served: Measured) -
         assert page.value("rocketmq_messages_out_total", consumer_group="waiting") == 1
 
 
-def test_a_flush_that_was_waited_for_is_measured(tmp_path: Path) -> None:
-    with Measured(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
+def test_a_flush_that_a_send_waits_for_is_measured(tmp_path: Path) -> None:
+    with BrokerWithMetrics(tmp_path, conf={"flushDiskType": "SYNC_FLUSH"}) as served:
         with served.client() as client:
             client.send("orders", b"1")
         page = served.page()
@@ -126,7 +129,7 @@ def test_a_flush_that_was_waited_for_is_measured(tmp_path: Path) -> None:
         assert page.value("rocketmq_storage_flush_behind_bytes") == 0
 
 
-def test_a_deleted_topic_is_not_spoken_of(served: Measured) -> None:
+def test_a_deleted_topic_has_no_samples(served: BrokerWithMetrics) -> None:
     with served.client() as client:
         client.send("orders", b"1")
         client.pull("orders", 0, 0)
@@ -136,23 +139,25 @@ def test_a_deleted_topic_is_not_spoken_of(served: Measured) -> None:
     assert "orders" not in topics
 
 
-def test_it_says_that_it_lives_and_is_ready(served: Measured) -> None:
+def test_health_endpoints_respond(served: BrokerWithMetrics) -> None:
     assert served.get("/health/live") == (200, b"ok\n")
     assert served.get("/health/ready") == (200, b"ok\n")
     assert served.get("/")[0] == 404
 
 
-def test_odd_requests_disturb_neither_the_broker_nor_other_scrapers(served: Measured) -> None:
+def test_malformed_scrapes_disturb_neither_the_broker_nor_other_scrapes(
+    served: BrokerWithMetrics,
+) -> None:
     stop, sent = threading.Event(), 0
 
-    def send_on() -> None:
+    def send_until_stopped() -> None:
         nonlocal sent
         with served.client() as client:
             while not stop.is_set():
                 client.send("orders", b"x")
                 sent += 1
 
-    sender = threading.Thread(target=send_on)
+    sender = threading.Thread(target=send_until_stopped)
     sender.start()
     try:
         for request in (
@@ -165,20 +170,20 @@ def test_odd_requests_disturb_neither_the_broker_nor_other_scrapers(served: Meas
             b"\r\n" * 1000,
         ):
             try:
-                with served.raw(request) as line:
-                    line.shutdown(socket.SHUT_WR)
-                    while line.recv(65536):
+                with served.send_bytes(request) as connection:
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
                         pass
             except TimeoutError:
                 raise
             except OSError:
-                pass  # it was closed in the middle of what we sent, or before our shutdown
+                pass  # the server closed the connection while we sent, or before our shutdown
             assert served.page().value("rocketmq_broker_permission") == 6
-        halves = [served.raw(b"GET /metrics HT") for _ in range(4)]
-        deaf = [served.raw(b"GET /metrics HTTP/1.1\r\n\r\n") for _ in range(2)]
+        incomplete = [served.send_bytes(b"GET /metrics HT") for _ in range(4)]
+        not_reading = [served.send_bytes(b"GET /metrics HTTP/1.1\r\n\r\n") for _ in range(2)]
         assert served.page().value("rocketmq_broker_permission") == 6
-        for line in (*halves, *deaf):
-            line.close()
+        for connection in (*incomplete, *not_reading):
+            connection.close()
     finally:
         stop.set()
         sender.join(WAIT_S)
@@ -187,34 +192,36 @@ def test_odd_requests_disturb_neither_the_broker_nor_other_scrapers(served: Meas
     assert served.page().value("rocketmq_messages_in_total", topic="orders") == sent
 
 
-def test_a_crowd_of_silent_scrapers_does_not_keep_clients_out(served: Measured) -> None:
-    crowd = [served.raw(b"") for _ in range(50)]
+def test_idle_connections_to_the_metrics_port_do_not_block_clients(
+    served: BrokerWithMetrics,
+) -> None:
+    idle = [served.send_bytes(b"") for _ in range(50)]
     with served.client() as client:
         assert client.send("orders", b"1").queue_offset == 0
-    for line in crowd:
-        line.close()
+    for connection in idle:
+        connection.close()
 
 
-def test_a_name_server_alone_has_metrics_too(tmp_path: Path) -> None:
-    with Measured(tmp_path, role="namesrv") as served:
-        with served.namesrv_client() as names:
-            names.route("none")
+def test_a_separate_name_server_has_metrics(tmp_path: Path) -> None:
+    with BrokerWithMetrics(tmp_path, role="namesrv") as served:
+        with served.namesrv_client() as client:
+            client.route("none")
             page = served.page()
             assert page.value("escrowmq_connections", port="namesrv") == 1
         assert page.labels("escrowmq_connections")[0]["node_type"] == "nameserver"
         assert served.get("/health/ready") == (200, b"ok\n")
 
 
-def test_without_being_asked_it_serves_no_metrics(tmp_path: Path) -> None:
+def test_metrics_are_off_by_default_and_with_port_0(tmp_path: Path) -> None:
     with Server(tmp_path) as served:
         assert "/metrics" not in served.errors
-    served = Measured(tmp_path, conf={"metricsExporterType": "PROM"})
+    served = BrokerWithMetrics(tmp_path, conf={"metricsExporterType": "PROM"})
     served.arguments[-1] = "0"
     with served:
         assert "/metrics" not in served.errors
 
 
-def test_rocketmqs_own_keys_switch_it_on(tmp_path: Path) -> None:
+def test_settings_of_rocketmq_switch_metrics_on(tmp_path: Path) -> None:
     [port] = free_ports(1)
     conf = {
         "metricsExporterType": "PROM",
@@ -227,25 +234,27 @@ def test_rocketmqs_own_keys_switch_it_on(tmp_path: Path) -> None:
 
 
 def test_a_metrics_port_in_use_is_refused_and_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = str(taken.getsockname()[1])
-        served = Measured(tmp_path)
-        served.arguments[-1] = number
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        served = BrokerWithMetrics(tmp_path)
+        served.arguments[-1] = port
         with pytest.raises(StartFailed) as refused:
             served.start()
     assert refused.value.exit_code == 2
-    assert number in refused.value.errors.splitlines()[-1]
+    assert port in refused.value.errors.splitlines()[-1]
     assert "Traceback" not in refused.value.errors
 
 
 def test_the_help_names_the_flag() -> None:
-    said = subprocess.run(
+    result = subprocess.run(
         [COMMAND, "serve", "--help"], capture_output=True, text=True, timeout=WAIT_S, check=True
     )
-    assert "--metrics-port N" in said.stdout
+    assert "--metrics-port N" in result.stdout
 
 
-def test_the_page_has_the_declared_metrics_with_their_kinds_and_labels(served: Measured) -> None:
+def test_the_page_has_the_declared_metrics_with_their_kinds_and_labels(
+    served: BrokerWithMetrics,
+) -> None:
     families = {
         family.name: family
         for module in (escrowmq.broker.metrics, escrowmq.server.metrics)
@@ -266,7 +275,7 @@ def test_the_page_has_the_declared_metrics_with_their_kinds_and_labels(served: M
         name = sample_name if sample_name in families else sample_name.rpartition("_")[0]
         assert labels.keys() - COMMON_LABELS - {"le"} == set(families[name].labels), sample_name
         with_samples.add(name)
-    # Nothing has happened yet that these count.
+    # These have no samples before the first event that they count.
     assert families.keys() - with_samples == {
         "escrowmq_unreadable_requests_total",
         "rocketmq_commit_messages_total",

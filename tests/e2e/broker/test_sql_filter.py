@@ -1,4 +1,4 @@
-"""SQL92 filters on the wire: pulls, pulls that wait, subscriptions of heartbeats, refusals."""
+"""SQL92 filters over the network: pulls, long polling, subscriptions of heartbeats, refusals."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def client(served: Server) -> Iterator[Client]:
-    with served.client() as line:
-        yield line
+    with served.client() as client:
+        yield client
 
 
 @pytest.fixture
@@ -40,24 +40,24 @@ def topic(client: Client) -> str:
     return name
 
 
-def bodies(answer: Response) -> list[bytes]:
-    return [record.body for record in decode_records(answer.body)]
+def bodies(response: Response) -> list[bytes]:
+    return [record.body for record in decode_records(response.body)]
 
 
 def check_config(client: Client, expression: str) -> Response:
-    wanted = {"topic": "orders", "subString": expression, "expressionType": "SQL92"}
-    body = {"clientId": "c", "group": GROUP, "subscriptionData": wanted}
+    subscription = {"topic": "orders", "subString": expression, "expressionType": "SQL92"}
+    body = {"clientId": "c", "group": GROUP, "subscriptionData": subscription}
     return client.request(46, body=json.dumps(body).encode())
 
 
 def heartbeat(client: Client, topic: str, expression: str, version: int) -> None:
-    wanted = {
+    subscription = {
         "topic": topic,
         "subString": expression,
         "expressionType": "SQL92",
         "subVersion": version,
     }
-    consumer = {"groupName": GROUP, "subscriptionDataSet": [wanted]}
+    consumer = {"groupName": GROUP, "subscriptionDataSet": [subscription]}
     client.expect(
         34, body=json.dumps({"clientID": "reader", "consumerDataSet": [consumer]}).encode()
     )
@@ -80,36 +80,34 @@ def pull_as_subscribed(client: Client, topic: str, version: int) -> Response:
     )
 
 
-def test_a_pull_gets_what_matches_and_steps_over_the_rest(client: Client, topic: str) -> None:
+def test_a_pull_returns_matching_messages_and_skips_the_others(client: Client, topic: str) -> None:
     for price in range(10):
         client.send(topic, b"%d" % price, {"price": str(price), "TAGS": ["even", "odd"][price % 2]})
-    answer = client.pull(
+    response = client.pull(
         topic, 0, 0, subscription="price > 3 AND TAGS = 'odd'", expression_type="SQL92"
     )
-    assert bodies(answer) == [b"5", b"7", b"9"]
-    assert answer.ext_fields["nextBeginOffset"] == "10"
-    nothing = client.pull(topic, 0, 2, subscription="price > 100", expression_type="SQL92")
-    assert (nothing.code, nothing.ext_fields["nextBeginOffset"]) == (20, "10")
+    assert bodies(response) == [b"5", b"7", b"9"]
+    assert response.ext_fields["nextBeginOffset"] == "10"
+    no_match = client.pull(topic, 0, 2, subscription="price > 100", expression_type="SQL92")
+    assert (no_match.code, no_match.ext_fields["nextBeginOffset"]) == (20, "10")
 
 
-def test_only_a_message_that_matches_wakes_a_pull(
-    served: Server, client: Client, topic: str
-) -> None:
+def test_only_a_matching_message_wakes_a_pull(served: Server, client: Client, topic: str) -> None:
     with served.client() as waiting:
         start_pull(waiting, topic, 0, subscription="price > 3", kind="SQL92")
         client.send(topic, b"cheap", {"price": "1"})
         client.send(topic, b"unpriced")
         waiting.max_offset(topic, 0)
         assert not waiting.pending_frames
-        client.send(topic, b"dear", {"price": "4"})
-        assert bodies(next_response(waiting)) == [b"dear"]
+        client.send(topic, b"expensive", {"price": "4"})
+        assert bodies(next_response(waiting)) == [b"expensive"]
 
 
-def test_the_subscription_of_a_heartbeat_filters_too(client: Client, topic: str) -> None:
+def test_the_subscription_of_a_heartbeat_filters_pulls(client: Client, topic: str) -> None:
     client.send(topic, b"cheap", {"price": "1"})
-    client.send(topic, b"dear", {"price": "4"})
+    client.send(topic, b"expensive", {"price": "4"})
     heartbeat(client, topic, "price BETWEEN 3 AND 5", version=1)
-    assert bodies(pull_as_subscribed(client, topic, 1)) == [b"dear"]
+    assert bodies(pull_as_subscribed(client, topic, 1)) == [b"expensive"]
     heartbeat(client, topic, "price < 3", version=2)
     assert bodies(pull_as_subscribed(client, topic, 2)) == [b"cheap"]
     assert pull_as_subscribed(client, topic, 3).code == 25
@@ -119,7 +117,9 @@ def test_the_subscription_of_a_heartbeat_filters_too(client: Client, topic: str)
     assert "at character 9" in refused.remark
 
 
-def test_a_bad_expression_is_refused_with_its_place(client: Client, topic: str) -> None:
+def test_an_invalid_expression_is_refused_with_the_position_of_the_error(
+    client: Client, topic: str
+) -> None:
     assert check_config(client, "a > 1").code == 0
     refused = check_config(client, "a > 1 AND (b = 2")
     assert (refused.code, refused.remark) == (
@@ -131,7 +131,9 @@ def test_a_bad_expression_is_refused_with_its_place(client: Client, topic: str) 
     assert "at character 4" in refused.remark
 
 
-def test_without_the_setting_sql_is_refused_and_the_refusal_names_it(tmp_path: Path) -> None:
+def test_without_enable_property_filter_sql_is_refused_and_the_refusal_names_the_setting(
+    tmp_path: Path,
+) -> None:
     with Server(tmp_path) as served, served.client() as client:
         client.create_topic("orders")
         for refused in (

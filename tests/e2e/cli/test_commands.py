@@ -24,19 +24,19 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
-PATIENT = {"transactionTimeOut": 600_000, "transactionCheckInterval": 600_000}
+NO_CHECKS = {"transactionTimeOut": 600_000, "transactionCheckInterval": 600_000}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("people"), conf=PATIENT) as server:
+    with Server(tmp_path_factory.mktemp("commands"), conf=NO_CHECKS) as server:
         yield server
 
 
 @pytest.fixture
 def client(served: Server) -> Iterator[Client]:
-    with served.client() as connected:
-        yield connected
+    with served.client() as client:
+        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def send(client: Client, topic: str, *bodies: bytes, keys: str = "", queue: int 
 
 @contextmanager
 def dead_broker(served: Server) -> Iterator[str]:
-    """Register a broker with the name server that does not run."""
+    """Register a broker that does not run with the name server. Yields its address."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     fields = {
         "brokerName": "broker-dead",
@@ -81,11 +81,11 @@ def dead_broker(served: Server) -> Iterator[str]:
         "compressed": False,
         "bodyCrc32": 0,
     }
-    with served.namesrv_client() as names:
-        names.expect(103, fields, b'{"topicConfigSerializeWrapper":{},"filterServerList":[]}')
+    with served.namesrv_client() as name_server:
+        name_server.expect(103, fields, b'{"topicConfigSerializeWrapper":{},"filterServerList":[]}')
         yield address
         del fields["haServerAddr"], fields["compressed"], fields["bodyCrc32"]
-        names.expect(104, fields)
+        name_server.expect(104, fields)
 
 
 # --- topics --------------------------------------------------------------------------------------
@@ -103,13 +103,13 @@ def test_a_topic_is_created_shown_changed_and_deleted(client: Client) -> None:
     assert "TBW102" not in run_ok("topic", "list").out
     assert "TBW102" in run_ok("topic", "list", "--all").out
 
-    [there] = run_json("topic", "show", "life")["brokers"]
-    assert there["attributes"] == {"color": "red"}
-    assert [queue["end"] for queue in there["queues"]] == [2, 0]
+    [topic] = run_json("topic", "show", "life")["brokers"]
+    assert topic["attributes"] == {"color": "red"}
+    assert [queue["end"] for queue in topic["queues"]] == [2, 0]
     assert "-> 4 queues" in run_ok("topic", "update", "life", "--queues", "4", "--dry-run").out
     run_ok("topic", "update", "life", "--queues", "4", "--perm", "r", "--attribute", "color=")
-    [there] = run_json("topic", "show", "life")["brokers"]
-    assert (there["read_queues"], there["perm"], there["attributes"]) == (4, "r", {})
+    [topic] = run_json("topic", "show", "life")["brokers"]
+    assert (topic["read_queues"], topic["perm"], topic["attributes"]) == (4, "r", {})
     assert "--yes" in run_refused("topic", "update", "life", "--queues", "1")
     run_ok("topic", "update", "life", "--queues", "1", "--yes")
 
@@ -156,11 +156,11 @@ def test_a_group_is_shown_reset_and_deleted(client: Client) -> None:
 
 
 def test_a_deletion_needs_a_confirmation(client: Client) -> None:
-    client.create_topic("kept", queues=1)
-    send(client, "kept", b"1")
-    assert "Nothing was changed." in run_on_terminal("topic", "delete", "kept", answer="n")
-    assert run_json("topic", "show", "kept")["brokers"][0]["messages"] == 1
-    assert "kept  deleted" in run_on_terminal("topic", "delete", "kept", answer="y")
+    client.create_topic("doomed", queues=1)
+    send(client, "doomed", b"1")
+    assert "Nothing was changed." in run_on_terminal("topic", "delete", "doomed", answer="n")
+    assert run_json("topic", "show", "doomed")["brokers"][0]["messages"] == 1
+    assert "doomed  deleted" in run_on_terminal("topic", "delete", "doomed", answer="y")
 
 
 # --- messages ------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_delayed_message_is_not_delivered_at_once(client: Client) -> None:
     assert client.max_offset("later", 0) == 0
 
 
-def test_tail_starts_and_filters_as_its_options_say(client: Client) -> None:
+def test_options_of_tail_choose_the_start_and_filter_messages(client: Client) -> None:
     client.create_topic("tailed", queues=2)
     for number in range(6):
         tags = "even" if number % 2 == 0 else "odd"
@@ -242,7 +242,7 @@ def test_tail_starts_and_filters_as_its_options_say(client: Client) -> None:
     assert "escrowmq topic list" in run_refused("message", "tail", "nowhere")
 
 
-def test_tail_follows_a_topic_and_moves_no_group(served: Server, client: Client) -> None:
+def test_tail_follows_a_topic_and_changes_no_group(served: Server, client: Client) -> None:
     client.create_topic("followed", queues=1)
     client.create_group("reader")
     send(client, "followed", b"first")
@@ -263,20 +263,22 @@ def test_tail_follows_a_topic_and_moves_no_group(served: Server, client: Client)
     finally:
         process.kill()
         process.communicate()
-    after = run_json("group", "list", "--all")
-    assert [row["group"] for row in after] == [row["group"] for row in groups]
+    groups_after = run_json("group", "list", "--all")
+    assert [row["group"] for row in groups_after] == [row["group"] for row in groups]
     assert client.committed_offset("reader", "followed", 0) == 1
 
 
 # --- brokers -------------------------------------------------------------------------------------
 
 
-def test_brokers_show_figures_and_change_settings(served: Server, client: Client) -> None:
+def test_broker_commands_show_runtime_info_and_change_settings(
+    served: Server, client: Client
+) -> None:
     [row] = run_json("broker", "list")
     assert (row["broker"], row["address"]) == ("broker-a", served.address)
     assert row["takes_messages"]
     assert "brokerVersionDesc" in run_ok("broker", "show", "broker-a").out
-    assert "escrowmq broker list" in run_refused("broker", "show", "nobody")
+    assert "escrowmq broker list" in run_refused("broker", "show", "unknown")
     key = "escrowInFlightBytesMax"
     before = run_json("broker", "config", "get", key)["broker-a"][key]
     pair = f"{key}={int(before) + 1}"
@@ -299,9 +301,9 @@ def test_top_shows_rates_between_two_samples(client: Client) -> None:
         rates = [0.0]
         while not rates[0]:
             send(client, "busy", b"1")
-            look = json.loads(process.stdout.readline())
-            rates = [row["in_per_s"] for row in look["topics"] if row["topic"] == "busy"]
-        assert look["topics"][0]["topic"] == "busy"
+            sample = json.loads(process.stdout.readline())
+            rates = [row["in_per_s"] for row in sample["topics"] if row["topic"] == "busy"]
+        assert sample["topics"][0]["topic"] == "busy"
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
     finally:
@@ -312,13 +314,13 @@ def test_top_shows_rates_between_two_samples(client: Client) -> None:
     assert lines[2].split()[:3] == ["BROKER", "IN/S", "OUT/S"]
 
 
-def test_a_terminal_shows_each_result_in_place_of_the_one_before() -> None:
+def test_on_a_terminal_each_result_replaces_the_one_before() -> None:
     screen = run_on_terminal("broker", "top", "--every", "0.1", "--count", "2")
     assert screen.count("escrowmq top  ") >= 2
-    assert "\x1b[1A" in screen  # the cursor goes up to draw over the first result
+    assert "\x1b[1A" in screen  # the cursor moves up, so that the first result is overwritten
 
 
-def test_a_list_is_repeated_until_it_is_interrupted(served: Server) -> None:
+def test_watch_repeats_a_list_until_it_is_interrupted(served: Server) -> None:
     process = subprocess.Popen(
         [COMMAND, "topic", "list", "--json", "--watch", "0.1"], stdout=subprocess.PIPE, text=True
     )
@@ -333,7 +335,7 @@ def test_a_list_is_repeated_until_it_is_interrupted(served: Server) -> None:
         process.communicate()
 
 
-# --- several brokers, and those that fail --------------------------------------------------------
+# --- several brokers, and brokers that fail ------------------------------------------------------
 
 
 def test_a_broker_that_fails_does_not_hide_the_others(served: Server, client: Client) -> None:
@@ -356,8 +358,8 @@ def test_a_broker_that_fails_does_not_hide_the_others(served: Server, client: Cl
             assert result.out, arguments
         assert "nothing was changed" in run_refused("topic", "delete", "seen", "--yes")
         assert "nothing was changed" in run_refused("topic", "create", "other")
-        only = run_ok("topic", "create", "other", "--broker", "broker-a")
-        assert "created on broker-a" in only.out
+        result = run_ok("topic", "create", "other", "--broker", "broker-a")
+        assert "created on broker-a" in result.out
         [problem] = [
             check
             for check in run("doctor", "--json", "--quiet").json
@@ -367,7 +369,7 @@ def test_a_broker_that_fails_does_not_hide_the_others(served: Server, client: Cl
     assert run_json("topic", "show", "seen")["brokers"][0]["messages"] == 1
 
 
-def test_all_brokers_of_a_cluster_are_asked(served: Server, tmp_path: Path) -> None:
+def test_commands_use_all_brokers_of_a_cluster(served: Server, tmp_path: Path) -> None:
     conf = {"brokerName": "broker-b", "namesrvAddr": served.namesrv_address}
     with Server(tmp_path, role="broker", conf=conf) as second:
         wait_until(lambda: len(run_json("broker", "list")) == 2, "both brokers are listed")
@@ -397,17 +399,18 @@ def test_an_unreachable_name_server_is_named(monkeypatch: pytest.MonkeyPatch) ->
         assert f"127.0.0.1:{port} cannot be reached" in run_refused(*arguments)
 
 
-# --- the shell -----------------------------------------------------------------------------------
+# --- completion ----------------------------------------------------------------------------------
 
 
 def complete_words(*words: str) -> list[str]:
-    kind = get_completion_class("bash")
-    assert kind is not None
-    shell = kind(cli, {}, "escrowmq", "_ESCROWMQ_COMPLETE")
+    """Return the completions of the last word."""
+    completion_class = get_completion_class("bash")
+    assert completion_class is not None
+    shell = completion_class(cli, {}, "escrowmq", "_ESCROWMQ_COMPLETE")
     return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
 
 
-def test_names_are_completed_and_an_unreachable_cluster_is_no_error(client: Client) -> None:
+def test_names_are_completed_and_an_unreachable_cluster_has_none(client: Client) -> None:
     client.create_topic("completed-topic")
     client.create_group("completed-group")
     assert complete_words("topic", "show", "completed-t") == ["completed-topic"]
@@ -435,7 +438,7 @@ def details(checks: list[dict[str, Any]]) -> str:
 
 
 def test_doctor_finds_stranded_transactions_absent_groups_and_dead_letters(tmp_path: Path) -> None:
-    hasty = {
+    conf = {
         "transactionTimeOut": 300,
         "transactionCheckInterval": 300,
         "transactionCheckMax": 1,
@@ -443,14 +446,14 @@ def test_doctor_finds_stranded_transactions_absent_groups_and_dead_letters(tmp_p
         "bindAddress": "0.0.0.0",
         "brokerIP1": "127.0.0.1",
     }
-    with Server(tmp_path, conf=hasty) as served, served.client() as client:
+    with Server(tmp_path, conf=conf) as served, served.client() as client:
         options = ("-c", str(served.conf), "--data", str(served.data), "-n", served.namesrv_address)
         client.create_topic("orders", queues=1)
-        client.create_group("gone")
+        client.create_group("absent")
         send(client, "orders", b"1", b"2")
-        client.commit_offset("gone", "orders", 0, 1)
-        client.create_topic("%DLQ%gone", queues=1)
-        send(client, "%DLQ%gone", b"dead")
+        client.commit_offset("absent", "orders", 0, 1)
+        client.create_topic("%DLQ%absent", queues=1)
+        send(client, "%DLQ%absent", b"dead")
         client.heartbeat("me", producer_groups=("pay",))
         client.send_half("orders", b"h", {"UNIQ_KEY": "A"}, group="pay")
         wait_until(
@@ -462,10 +465,10 @@ def test_doctor_finds_stranded_transactions_absent_groups_and_dead_letters(tmp_p
     assert details(checks["problem"]) == (
         "1 transaction is stranded: the broker does not check them any more"
     )
-    warned = details(checks["warning"])
-    assert "group gone has 1 unread message and no connected member" in warned
-    assert "group gone has 1 dead letter:" in warned
-    assert "listens on 0.0.0.0 and accepts every client without an account" in warned
+    warnings = details(checks["warning"])
+    assert "group absent has 1 unread message and no connected member" in warnings
+    assert "group absent has 1 dead letter:" in warnings
+    assert "listens on 0.0.0.0 and accepts every client without an account" in warnings
     assert "its clock agrees with this machine's clock" in details(checks["ok"])
     assert "a broker is running on it" in details(checks["ok"])
 
@@ -480,10 +483,10 @@ def test_doctor_finds_problems_of_this_machine(tmp_path: Path, served: Server) -
     assert "0.0.0.0 without accounts: serve refuses to start" in details(checks["problem"])
     assert "the first start creates it" in details(checks["ok"])
 
-    (tmp_path / "left").mkdir()
-    (tmp_path / "left" / "abort").touch()
+    (tmp_path / "crashed").mkdir()
+    (tmp_path / "crashed" / "abort").touch()
     conf.write_text("listenPort=0\nescrowNamesrvPort=0\n")
-    code, checks = run_doctor("--local", "-c", str(conf), "--data", str(tmp_path / "left"))
+    code, checks = run_doctor("--local", "-c", str(conf), "--data", str(tmp_path / "crashed"))
     assert code == 0
     assert "was not shut down properly" in details(checks["warning"])
 

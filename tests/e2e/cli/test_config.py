@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from escrowmq.config import SETTINGS
+from tests.support.brokers import COMMAND
 
 pytestmark = pytest.mark.slow
 
-COMMAND = Path(sys.executable).with_name("escrowmq")
-
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    bare = {name: text for name, text in os.environ.items() if not name.startswith("ESCROWMQ_")}
+    """Run a command; the only ESCROWMQ_ variables in its environment are the given ones."""
+    others = {name: text for name, text in os.environ.items() if not name.startswith("ESCROWMQ_")}
     return subprocess.run(
         [COMMAND, *arguments],
-        env=bare | environment,
+        env=others | environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -63,7 +63,7 @@ def test_changed_settings_are_printed_as_json() -> None:
     assert len(json.loads(run("config", "--json").stdout)["settings"]) == len(SETTINGS)
 
 
-def test_the_example_can_be_used_at_once(tmp_path: Path) -> None:
+def test_the_example_file_changes_no_setting(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(run("config", "--example").stdout)
     result = run("config", "-c", conf, "--changed")
@@ -71,7 +71,9 @@ def test_the_example_can_be_used_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["config", "serve"])
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, command: str) -> None:
+def test_an_unknown_setting_is_refused_with_one_line_and_exit_code_2(
+    tmp_path: Path, command: str
+) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("listenPrt=1\n")
     result = run(command, "-c", conf)
@@ -81,7 +83,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, command: str) -> 
     )
 
 
-def test_a_flag_out_of_range_is_refused() -> None:
+def test_an_option_out_of_range_is_refused() -> None:
     result = run("serve", "--port", "70000")
     assert result.returncode == 2
     assert result.stderr == (
@@ -89,9 +91,9 @@ def test_a_flag_out_of_range_is_refused() -> None:
     )
 
 
-def test_serve_keeps_the_flags_that_scripts_use() -> None:
+def test_serve_has_the_options_that_scripts_use() -> None:
     result = run("serve", "--help")
-    for flag in (
+    for option in (
         "-c",
         "--data",
         "--host",
@@ -99,7 +101,7 @@ def test_serve_keeps_the_flags_that_scripts_use() -> None:
         "--namesrv-port",
         "--role [all|broker|namesrv]",
     ):
-        assert f"  {flag} " in result.stdout
+        assert f"  {option} " in result.stdout
 
 
 def test_python_m_escrowmq_is_the_same_command() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from escrowmq.config import StoreConfig
 from escrowmq.message import record as sysflag
 from escrowmq.message.compression import compress_body
 from escrowmq.store.disk import RealDisk
+from tests.support.brokers import COMMAND
 from tests.support.stores import HOST, NOW_MS, fill, open_store, properties, sample
 
 pytestmark = pytest.mark.slow
 
 RECORDS = 40
-COMMAND = Path(sys.executable).with_name("escrowmq")
 SETTINGS = StoreConfig(segment_bytes=8192, queue_file_bytes=200, index_slots=50, index_entries=200)
 
 
@@ -30,30 +29,31 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def lines(*arguments: str | Path) -> list[Any]:
+def dump(*arguments: str | Path) -> list[Any]:
+    """Return the records that `store dump --json` prints."""
     result = run("store", "dump", *arguments, "--json")
     assert (result.returncode, result.stderr) == (0, "")
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store that no test changes."""
-    return make(tmp_path_factory.mktemp("made") / "store")
+    return create_store(tmp_path_factory.mktemp("intact") / "store")
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> Path:
+def damaged(tmp_path: Path) -> Path:
     """Return a store with a wrong byte in its second record."""
-    path = make(tmp_path / "store")
-    first = lines(path, "--limit", "1")[0]
+    path = create_store(tmp_path / "store")
+    first = dump(path, "--limit", "1")[0]
     with (path / f"commitlog/{0:020d}").open("r+b") as file:
         file.seek(first["size"] + 88)
         file.write(b"X")
     return path
 
 
-def make(path: Path) -> Path:
+def create_store(path: Path) -> Path:
     store = open_store(RealDisk(path), SETTINGS)
     fill(store, range(RECORDS))
     store.close()
@@ -63,28 +63,28 @@ def make(path: Path) -> Path:
 # --- check -----------------------------------------------------------------------------------
 
 
-def test_a_clean_store_is_reported_with_exit_code_0(made: Path) -> None:
-    result = run("store", "check", made)
+def test_a_clean_store_is_reported_with_exit_code_0(intact: Path) -> None:
+    result = run("store", "check", intact)
     assert (result.returncode, result.stderr) == (0, "")
     assert f"{RECORDS} records" in result.stdout
     assert result.stdout.rstrip().endswith("clean")
     assert len(result.stdout.splitlines()) == 1
 
 
-def test_damage_is_located_and_reported_with_exit_code_1(broken: Path) -> None:
-    result = run("store", "check", broken)
+def test_damage_is_located_and_reported_with_exit_code_1(damaged: Path) -> None:
+    result = run("store", "check", damaged)
     assert result.returncode == 1
     assert result.stdout.startswith(f"DAMAGE commitlog/{0:020d} at byte ")
     assert "checksum" in result.stdout
     assert "DAMAGED in 1 places" in result.stdout
 
 
-def test_a_report_in_json_can_be_read_by_programs(made: Path, broken: Path) -> None:
-    report = json.loads(run("store", "check", made, "--json").stdout)
+def test_a_report_in_json_lists_the_findings(intact: Path, damaged: Path) -> None:
+    report = json.loads(run("store", "check", intact, "--json").stdout)
     assert report["clean"] is True
     assert report["findings"] == []
     assert (report["records"], report["keys"]) == (RECORDS, 3 * RECORDS)
-    result = run("store", "check", broken, "--json")
+    result = run("store", "check", damaged, "--json")
     assert result.returncode == 1
     report = json.loads(result.stdout)
     assert report["clean"] is False
@@ -94,7 +94,9 @@ def test_a_report_in_json_can_be_read_by_programs(made: Path, broken: Path) -> N
     assert finding["position"] > 0
 
 
-def test_a_directory_that_cannot_be_checked_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_directory_without_a_store_is_refused_with_one_line_and_exit_code_2(
+    tmp_path: Path,
+) -> None:
     for directory, reason in ((tmp_path / "none", "no such directory"), (tmp_path, "not a store")):
         for command in ("check", "dump"):
             result = run("store", command, directory)
@@ -110,7 +112,7 @@ def test_a_store_that_a_broker_owns_can_be_dumped_but_not_checked(tmp_path: Path
         result = run("store", "check", tmp_path)
         assert (result.returncode, result.stdout) == (2, "")
         assert "another broker uses" in result.stderr
-        assert len(lines(tmp_path)) == 5
+        assert len(dump(tmp_path)) == 5
     finally:
         store.close()
     assert run("store", "check", tmp_path).returncode == 0
@@ -119,8 +121,8 @@ def test_a_store_that_a_broker_owns_can_be_dumped_but_not_checked(tmp_path: Path
 # --- dump ------------------------------------------------------------------------------------
 
 
-def test_a_dump_shows_every_record_in_order(made: Path) -> None:
-    dumped = lines(made)
+def test_a_dump_shows_every_record_in_order(intact: Path) -> None:
+    dumped = dump(intact)
     assert [record["unique_key"] for record in dumped] == [f"U{n:04d}" for n in range(RECORDS)]
     first = dumped[0]
     assert first["stored"] == "2023-11-14T22:13:20.000Z"
@@ -130,21 +132,21 @@ def test_a_dump_shows_every_record_in_order(made: Path) -> None:
     assert first["born_host"] == "127.0.0.1:10911"
 
 
-def test_a_dump_can_be_narrowed_down(made: Path) -> None:
-    everything = lines(made)
-    assert lines(made, "--topic", "T1") == [r for r in everything if r["topic"] == "T1"]
-    assert lines(made, "--topic", "T1", "--queue", "0") == []
-    assert [r["keys"] for r in lines(made, "--key", "k7")] == ["k7 all"]
-    assert [r["keys"] for r in lines(made, "--key", "U0007")] == ["k7 all"]
-    assert lines(made, "--limit", "3") == everything[:3]
-    assert lines(made, "--from", str(everything[9]["log_offset"])) == everything[9:]
-    assert lines(made, "--from", str(everything[9]["log_offset"] - 1)) == everything[9:]
-    assert lines(made, "--from", "99999999") == []
-    assert "body" not in lines(made, "--limit", "1", "--no-body")[0]
+def test_options_of_a_dump_select_records(intact: Path) -> None:
+    records = dump(intact)
+    assert dump(intact, "--topic", "T1") == [r for r in records if r["topic"] == "T1"]
+    assert dump(intact, "--topic", "T1", "--queue", "0") == []
+    assert [r["keys"] for r in dump(intact, "--key", "k7")] == ["k7 all"]
+    assert [r["keys"] for r in dump(intact, "--key", "U0007")] == ["k7 all"]
+    assert dump(intact, "--limit", "3") == records[:3]
+    assert dump(intact, "--from", str(records[9]["log_offset"])) == records[9:]
+    assert dump(intact, "--from", str(records[9]["log_offset"] - 1)) == records[9:]
+    assert dump(intact, "--from", "99999999") == []
+    assert "body" not in dump(intact, "--limit", "1", "--no-body")[0]
 
 
-def test_a_dump_has_a_line_for_each_record(made: Path) -> None:
-    result = run("store", "dump", made, "--limit", "2", "--no-body")
+def test_a_dump_prints_a_line_for_each_record(intact: Path) -> None:
+    result = run("store", "dump", intact, "--limit", "2", "--no-body")
     words = result.stdout.splitlines()[0].split("  ")
     assert [word.strip() for word in words if word][:6] == [
         "0",
@@ -158,42 +160,46 @@ def test_a_dump_has_a_line_for_each_record(made: Path) -> None:
     assert "body" not in result.stdout
 
 
-def test_bodies_are_text_or_hex_and_never_move_the_cursor(tmp_path: Path) -> None:
+def test_bodies_are_printed_as_text_or_hex_without_control_characters(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path), SETTINGS)
-    zipped = sysflag.with_compression(0, sysflag.COMPRESSION_ZLIB)
+    zlib = sysflag.with_compression(0, sysflag.COMPRESSION_ZLIB)
     bodies = {
         b"plain": 0,
         b"two\nlines": sysflag.TRANSACTION_COMMIT,
         b"\x1b[2J": 0,
         b"\xff\x00": sysflag.TRANSACTION_PREPARED,
-        compress_body(b"packed"): zipped,
-        b"not zlib": zipped,
+        compress_body(b"packed"): zlib,
+        b"not zlib": zlib,
         b"long " * 100: 0,
     }
-    odd = properties(TAGS="\x1b[31m")
+    control_character = properties(TAGS="\x1b[31m")
     for body, sys_flag in bodies.items():
-        record = sample(0, body=body, sys_flag=sys_flag, properties=odd, born_host=HOST)
+        record = sample(
+            0, body=body, sys_flag=sys_flag, properties=control_character, born_host=HOST
+        )
         store.append([record], now_ms=NOW_MS)
     store.close()
     text = run("store", "dump", tmp_path).stdout
     assert "\x1b" not in text
-    shown = [line.strip() for line in text.splitlines()[1::2]]
-    assert shown[:6] == ["plain", r"two\nlines", "hex 1b5b324a", "hex ff00", "packed", "not zlib"]
-    assert shown[6].endswith("…")
-    heads = text.splitlines()[::2]
-    assert "commit" in heads[1]
-    assert "prepared" in heads[3]
-    assert "compressed" in heads[4]
-    dumped = lines(tmp_path)
+    printed_bodies = [line.strip() for line in text.splitlines()[1::2]]
+    assert printed_bodies[:6] == [
+        *("plain", r"two\nlines", "hex 1b5b324a", "hex ff00", "packed", "not zlib")
+    ]
+    assert printed_bodies[6].endswith("…")
+    record_lines = text.splitlines()[::2]
+    assert "commit" in record_lines[1]
+    assert "prepared" in record_lines[3]
+    assert "compressed" in record_lines[4]
+    dumped = dump(tmp_path)
     assert dumped[3]["body_hex"] == "ff00"
     assert dumped[6]["body"] == "long " * 100
 
 
-def test_a_dump_continues_after_damage(broken: Path) -> None:
-    result = run("store", "dump", broken)
+def test_a_dump_continues_after_damage(damaged: Path) -> None:
+    result = run("store", "dump", damaged)
     assert result.returncode == 0
     assert "NO RECORD: the body's checksum is wrong" in result.stdout
-    dumped = lines(broken)
+    dumped = dump(damaged)
     assert len(dumped) == RECORDS
     assert [record.get("bad") for record in dumped[:3]] == [
         None,
@@ -202,10 +208,10 @@ def test_a_dump_continues_after_damage(broken: Path) -> None:
     ]
 
 
-def test_a_closed_pipe_is_no_error(made: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(intact: Path) -> None:
     for command in ("dump", "check"):
         # `true` reads nothing; the pipe is closed before or while the command writes.
-        script = f"{COMMAND} store {command} {made} | true; echo ${{PIPESTATUS[0]}}"
+        script = f"{COMMAND} store {command} {intact} | true; echo ${{PIPESTATUS[0]}}"
         result = subprocess.run(
             ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True
         )

@@ -1,35 +1,41 @@
-"""`escrowmq transaction …` against a real broker: list, explain, and decide by hand."""
+"""`escrowmq transaction …` against a real broker: list, explain, decide and resume."""
 
 from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import encode_response
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Client, SendResult
-from tests.support.brokers import COMMAND, WAIT_S, Server
+from tests.support.brokers import COMMAND, Server
 from tests.support.commands import run_on_terminal
 from tests.support.ports import free_ports
+from tests.support.scripted_server import ScriptedServer
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-PATIENT = {"transactionTimeOut": 600_000, "transactionCheckInterval": 600_000}
-HASTY = {"transactionTimeOut": 300, "transactionCheckInterval": 300, "transactionCheckMax": 2}
+NO_CHECKS = {"transactionTimeOut": 600_000, "transactionCheckInterval": 600_000}
+QUICK_CHECKS = {
+    "transactionTimeOut": 300,
+    "transactionCheckInterval": 300,
+    "transactionCheckMax": 2,
+}
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
 def run(served: Server | None, *arguments: str) -> subprocess.CompletedProcess[str]:
-    where = () if served is None else ("-n", served.namesrv_address)
+    servers = () if served is None else ("-n", served.namesrv_address)
     return subprocess.run(
-        [COMMAND, "transaction", *arguments, *where],
+        [COMMAND, "transaction", *arguments, *servers],
         capture_output=True,
         text=True,
         timeout=60,
@@ -41,9 +47,9 @@ def run(served: Server | None, *arguments: str) -> subprocess.CompletedProcess[s
 def list_json(served: Server, *filters: str) -> list[dict[str, Any]]:
     result = run(served, "list", "--json", *filters)
     assert (result.returncode, result.stderr) == (0, "")
-    found = json.loads(result.stdout)
-    assert isinstance(found, list)
-    return found
+    entries = json.loads(result.stdout)
+    assert isinstance(entries, list)
+    return entries
 
 
 def list_ids(served: Server, *filters: str) -> list[str]:
@@ -71,62 +77,65 @@ def pull_bodies(client: Client, topic: str = "orders") -> list[bytes]:
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path, conf=PATIENT) as served:
+def unchecking(tmp_path: Path) -> Iterator[Server]:
+    """Run a broker that sends no check during a test."""
+    with Server(tmp_path, conf=NO_CHECKS) as served:
         yield served
 
 
 @pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path, conf=HASTY) as served:
+def checking(tmp_path: Path) -> Iterator[Server]:
+    """Run a broker that checks every 300 ms, and strands a transaction after two checks."""
+    with Server(tmp_path, conf=QUICK_CHECKS) as served:
         yield served
 
 
-# --- looking -------------------------------------------------------------------------------------
+# --- list, show and explain ----------------------------------------------------------------------
 
 
-def test_a_list_has_the_promised_shape_and_filters(patient: Server) -> None:
-    assert list_json(patient) == []
-    assert run(patient, "list").stdout == "no transactions\n"
-    with patient.client() as client:
+def test_a_list_has_the_documented_fields_and_filters(unchecking: Server) -> None:
+    assert list_json(unchecking) == []
+    assert run(unchecking, "list").stdout == "no transactions\n"
+    with unchecking.client() as client:
         park(client, "A")
         park(client, "B", topic="bills")
         park(client, "C", group="ship")
         client.end_transaction(park(client, "D"), COMMIT, topic="orders", group="pay")
         client.end_transaction(park(client, "E"), ROLLBACK, topic="orders", group="pay")
-    first = list_json(patient)[0]
-    promised = ("transaction_id", "group", "topic", "state", "checks")
-    assert [first[name] for name in promised] == ["A", "pay", "orders", "open", 0]
+    first = list_json(unchecking)[0]
+    names = ("transaction_id", "group", "topic", "state", "checks")
+    assert [first[name] for name in names] == ["A", "pay", "orders", "open", 0]
     assert ISO.fullmatch(first["parked_at"])
     assert ISO.fullmatch(first["next_due"])
     assert first["next_due"] > first["parked_at"]
-    assert list_ids(patient) == ["A", "B", "C"]
-    assert list_ids(patient, "--topic", "orders") == ["A", "C"]
-    assert list_ids(patient, "--group", "pay") == ["A", "B"]
-    assert list_ids(patient, "--group", "pay", "--topic", "bills") == ["B"]
-    assert list_ids(patient, "--older-than", "10m") == []
-    assert list_ids(patient, "--older-than", "0s") == ["A", "B", "C"]
-    assert list_ids(patient, "--checks", "1") == []
-    assert list_ids(patient, "--state", "stranded") == []
-    assert list_ids(patient, "--state", "committed") == ["D"]
-    assert list_ids(patient, "--state", "rolled_back", "--state", "open") == ["E", "A", "B", "C"]
-    limited = run(patient, "list", "--json", "--limit", "2")
+    assert list_ids(unchecking) == ["A", "B", "C"]
+    assert list_ids(unchecking, "--topic", "orders") == ["A", "C"]
+    assert list_ids(unchecking, "--group", "pay") == ["A", "B"]
+    assert list_ids(unchecking, "--group", "pay", "--topic", "bills") == ["B"]
+    assert list_ids(unchecking, "--older-than", "10m") == []
+    assert list_ids(unchecking, "--older-than", "0s") == ["A", "B", "C"]
+    assert list_ids(unchecking, "--checks", "1") == []
+    assert list_ids(unchecking, "--state", "stranded") == []
+    assert list_ids(unchecking, "--state", "committed") == ["D"]
+    assert list_ids(unchecking, "--state", "rolled_back", "--state", "open") == ["E", "A", "B", "C"]
+    limited = run(unchecking, "list", "--json", "--limit", "2")
     assert len(json.loads(limited.stdout)) == 2
     assert "more than 2" in limited.stderr
-    table = run(patient, "list").stdout.splitlines()
+    table = run(unchecking, "list").stdout.splitlines()
     assert table[0].split("  ")[0] == "TRANSACTION"
     assert [line.split()[0] for line in table[1:]] == ["A", "B", "C"]
 
 
-def test_the_history_of_a_check_names_the_producer_and_its_answer(tmp_path: Path) -> None:
-    asking = {"transactionTimeOut": 300, "transactionCheckInterval": 600_000}
-    with Server(tmp_path, conf=asking) as served, served.client() as client:
+def test_the_history_of_a_check_names_the_producer_and_its_verdict(tmp_path: Path) -> None:
+    conf = {"transactionTimeOut": 300, "transactionCheckInterval": 600_000}  # a single check
+    with Server(tmp_path, conf=conf) as served, served.client() as client:
         half = park(client, "A")
         header, _ = client.receive_frame()
         assert header["code"] == 39
         assert "has not been answered" in show_json(served, "A")["pending_because"]
         answer_check(client, half, UNKNOWN)
-        assert client.max_offset("orders", 0) == 0  # lines are read in order
+        # Requests of a connection are read in order, so the broker has read the verdict now.
+        assert client.max_offset("orders", 0) == 0
         assert "was answered with UNKNOWN" in show_json(served, "A")["pending_because"]
         assert list_ids(served, "--checks", "1") == ["A"]
         answer_check(client, half, COMMIT)
@@ -151,6 +160,7 @@ def test_the_history_of_a_check_names_the_producer_and_its_answer(tmp_path: Path
 
 
 def answer_check(client: Client, half: SendResult, verdict: int) -> None:
+    """Send a verdict as the response to a check; it is a one-way request."""
     client.send_one_way(
         37,
         {
@@ -166,80 +176,84 @@ def answer_check(client: Client, half: SendResult, verdict: int) -> None:
     )
 
 
-def test_an_open_transaction_is_explained(patient: Server) -> None:
-    with patient.client() as client:
+def test_an_open_transaction_is_explained(unchecking: Server) -> None:
+    with unchecking.client() as client:
         park(client, "A")
-        text = explain(patient, "A")
+        text = explain(unchecking, "A")
     assert "transaction A of group pay for topic orders" in text.splitlines()[0]
     assert "why:   its producer has not decided yet" in text
-    assert f"the broker checks with the producer at {list_json(patient)[0]['next_due']}" in text
-    fields = run(patient, "show", "A").stdout
+    assert f"the broker checks with the producer at {list_json(unchecking)[0]['next_due']}" in text
+    fields = run(unchecking, "show", "A").stdout
     assert re.search(r"^state +open$", fields, re.MULTILINE)
 
 
-# --- deciding ------------------------------------------------------------------------------------
+# --- commit and rollback -------------------------------------------------------------------------
 
 
-def test_a_commit_by_hand_delivers_once_and_stands(patient: Server) -> None:
-    with patient.client() as client:
+def test_a_commit_by_an_operator_delivers_once_and_is_final(unchecking: Server) -> None:
+    with unchecking.client() as client:
         half = park(client, "A")
-        result = run(patient, "commit", "A", "--reason", "in the books", "--yes", "--as", "ann")
+        result = run(unchecking, "commit", "A", "--reason", "in the books", "--yes", "--as", "ann")
         assert (result.returncode, result.stdout, result.stderr) == (0, "A  committed\n", "")
         assert pull_bodies(client) == [b"of A"]
-        late = client.end_transaction(half, ROLLBACK, topic="orders", group="pay")
-        assert late.code == 3701
+        conflict = client.end_transaction(half, ROLLBACK, topic="orders", group="pay")
+        assert conflict.code == 3701
         assert client.end_transaction(half, COMMIT, topic="orders", group="pay").code == 0
-        again = run(patient, "commit", "A", "--reason", "r", "--yes")
-        assert (again.returncode, again.stdout) == (0, "A  already committed\n")
-        against = run(patient, "rollback", "A", "--reason", "r", "--yes")
-        assert against.returncode == 2
-        assert "is committed" in against.stderr
+        repeated = run(unchecking, "commit", "A", "--reason", "r", "--yes")
+        assert (repeated.returncode, repeated.stdout) == (0, "A  already committed\n")
+        contrary = run(unchecking, "rollback", "A", "--reason", "r", "--yes")
+        assert contrary.returncode == 2
+        assert "is committed" in contrary.stderr
         assert pull_bodies(client) == [b"of A"]
-    assert 'by operator ann: "in the books"; delivered to' in explain(patient, "A")
-    assert list_ids(patient) == []
+    assert 'by operator ann: "in the books"; delivered to' in explain(unchecking, "A")
+    assert list_ids(unchecking) == []
 
 
-def test_all_transactions_that_match_the_filters_are_decided(patient: Server) -> None:
-    with patient.client() as client:
+def test_all_transactions_that_match_the_filters_are_decided(unchecking: Server) -> None:
+    with unchecking.client() as client:
         for number in range(150):
             park(client, f"K{number:03d}", topic="orders" if number % 3 else "bills")
         command = ("rollback", "--all", "--topic", "orders", "--reason", "test data", "--json")
-        result = run(patient, *command, "--yes")
+        result = run(unchecking, *command, "--yes")
         outcomes = json.loads(result.stdout)
         assert result.returncode == 0
         assert len(outcomes) == 100
         assert {outcome["state"] for outcome in outcomes} == {"rolled_back"}
-        assert {entry["topic"] for entry in list_json(patient)} == {"bills"}
-        assert run(patient, *command, "--yes").stdout == "[]\n"
-        two = run(patient, "commit", "K000", "K003", "--reason", "r", "--yes")
-        assert two.stdout == "K000  committed\nK003  committed\n2 done, 0 refused\n"
+        assert {entry["topic"] for entry in list_json(unchecking)} == {"bills"}
+        assert run(unchecking, *command, "--yes").stdout == "[]\n"
+        result = run(unchecking, "commit", "K000", "K003", "--reason", "r", "--yes")
+        assert result.stdout == "K000  committed\nK003  committed\n2 done, 0 refused\n"
         assert pull_bodies(client, "bills") == [b"of K000", b"of K003"]
 
 
-def test_a_decision_needs_a_confirmation(patient: Server) -> None:
-    with patient.client() as client:
+def test_a_decision_needs_a_confirmation(unchecking: Server) -> None:
+    with unchecking.client() as client:
         park(client, "A")
-    result = run(patient, "commit", "A", "--reason", "r")
+    result = run(unchecking, "commit", "A", "--reason", "r")
     assert result.returncode == 2
     assert "--yes" in result.stderr
-    for answer, left in (("n", ["A"]), ("y", [])):
+    for answer, open_ids in (("n", ["A"]), ("y", [])):
         text = run_on_terminal(
-            *("transaction", "commit", "A", "--reason", "r", "-n", patient.namesrv_address),
+            *("transaction", "commit", "A", "--reason", "r", "-n", unchecking.namesrv_address),
             answer=answer,
         )
         assert "Commit this transaction? [y/N]" in text
-        assert list_ids(patient) == left
+        assert list_ids(unchecking) == open_ids
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         pytest.param(("commit", "A", "--yes"), "--reason", id="no reason"),
-        pytest.param(("commit", "--reason", "r", "--yes"), "--all", id="nothing named"),
-        pytest.param(("commit", "A", "--all", "--reason", "r", "--yes"), "--all", id="both"),
-        pytest.param(("commit", "A", "--topic", "T", "--reason", "r", "--yes"), "--all", id="mix"),
-        pytest.param(("list", "--older-than", "soon"), "not a duration", id="no duration"),
-        pytest.param(("list", "--broker", "nowhere"), "HOST:PORT", id="no address"),
+        pytest.param(("commit", "--reason", "r", "--yes"), "--all", id="no transaction"),
+        pytest.param(
+            ("commit", "A", "--all", "--reason", "r", "--yes"), "--all", id="id and --all"
+        ),
+        pytest.param(
+            ("commit", "A", "--topic", "T", "--reason", "r", "--yes"), "--all", id="id and filter"
+        ),
+        pytest.param(("list", "--older-than", "soon"), "not a duration", id="not a duration"),
+        pytest.param(("list", "--broker", "nowhere"), "HOST:PORT", id="not an address"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2(arguments: tuple[str, ...], expected: str) -> None:
@@ -248,97 +262,101 @@ def test_a_wrong_command_line_exits_with_2(arguments: tuple[str, ...], expected:
     assert expected in result.stderr
 
 
-def test_an_unknown_transaction_is_an_error(patient: Server) -> None:
+def test_an_unknown_transaction_is_an_error(unchecking: Server) -> None:
     for command in (("show", "X"), ("explain", "X"), ("commit", "X", "--reason", "r", "--yes")):
-        result = run(patient, *command)
+        result = run(unchecking, *command)
         assert result.returncode == 2
         assert "no transaction X on" in result.stderr
-    blank = run(patient, "commit", "X", "--reason", " ", "--yes")
-    assert blank.returncode == 2
+    blank_reason = run(unchecking, "commit", "X", "--reason", " ", "--yes")
+    assert blank_reason.returncode == 2
 
 
-# --- stranded ------------------------------------------------------------------------------------
+# --- stranded transactions -----------------------------------------------------------------------
 
 
-def test_a_resumed_transaction_is_checked_again(hasty: Server) -> None:
-    with hasty.client() as client:
+def test_a_resumed_transaction_is_checked_again(checking: Server) -> None:
+    with checking.client() as client:
         half = park(client, "A")
-        wait_until(lambda: list_ids(hasty, "--state", "stranded") == ["A"], "A is stranded")
-        [entry] = list_json(hasty, "--checks", "2")
+        wait_until(lambda: list_ids(checking, "--state", "stranded") == ["A"], "A is stranded")
+        [entry] = list_json(checking, "--checks", "2")
         assert (entry["state"], entry["next_due"], entry["checks"]) == ("stranded", None, 2)
-        text = explain(hasty, "A")
+        text = explain(checking, "A")
         assert "why:   checked 2 times: 2 without an answer; it waits for an operator" in text
         assert "escrowmq transaction resume|commit|rollback A" in text
-        asked = [client.receive_frame()[0]["code"] for _ in range(2)]
-        result = run(hasty, "resume", "A", "--yes", "--as", "ann", "--reason", "fixed it")
+        codes = [client.receive_frame()[0]["code"] for _ in range(2)]
+        result = run(checking, "resume", "A", "--yes", "--as", "ann", "--reason", "fixed it")
         assert (result.returncode, result.stdout, result.stderr) == (0, "A  open\n", "")
-        asked.append(client.receive_frame()[0]["code"])
-        assert asked == [39, 39, 39]
-        assert 'resumed         by operator ann: "fixed it"' in explain(hasty, "A")
-        wait_until(lambda: list_ids(hasty, "--state", "stranded") == ["A"], "A is stranded again")
+        codes.append(client.receive_frame()[0]["code"])
+        assert codes == [39, 39, 39]
+        assert 'resumed         by operator ann: "fixed it"' in explain(checking, "A")
+        wait_until(
+            lambda: list_ids(checking, "--state", "stranded") == ["A"], "A is stranded again"
+        )
         assert client.end_transaction(half, COMMIT, topic="orders", group="pay").code == 0
         assert pull_bodies(client) == [b"of A"]
-    result = run(hasty, "resume", "A", "--yes")
+    result = run(checking, "resume", "A", "--yes")
     assert result.returncode == 2
     assert "stranded or set aside" in result.stderr
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_histories_survive_a_restart(hasty: Server, killed: bool) -> None:
-    with hasty.client() as client:
+def test_histories_survive_a_restart(checking: Server, killed: bool) -> None:
+    with checking.client() as client:
         client.end_transaction(park(client, "C"), COMMIT, topic="orders", group="pay")
         client.end_transaction(park(client, "R"), ROLLBACK, topic="orders", group="pay")
         park(client, "H")
-        run(hasty, "rollback", "H", "--reason", "customer called", "--yes", "--as", "ann")
+        run(checking, "rollback", "H", "--reason", "customer called", "--yes", "--as", "ann")
         park(client, "S")
         park(client, "L")
-        wait_until(lambda: list_ids(hasty, "--state", "stranded") == ["S", "L"], "both strand")
-        run(hasty, "commit", "L", "--reason", "late", "--yes", "--as", "ann")
-    before = {key: show_json(hasty, key) for key in "CRHSL"}
+        wait_until(
+            lambda: list_ids(checking, "--state", "stranded") == ["S", "L"], "both are stranded"
+        )
+        run(checking, "commit", "L", "--reason", "late", "--yes", "--as", "ann")
+    before = {key: show_json(checking, key) for key in "CRHSL"}
     if killed:
-        hasty.kill()
-        hasty.start()
+        checking.kill()
+        checking.start()
     else:
-        hasty.restart()
-    after = {key: show_json(hasty, key) for key in "CRHSL"}
-    for story in (*before.values(), *after.values()):
-        story.pop("why")  # in the list; the story has it in full
-        # By the broker's own steady time while it lives, afterwards by the record's stamp: a
-        # millisecond apart, by rounding. The first step has the stamp in both.
-        story.pop("parked_at")
+        checking.restart()
+    after = {key: show_json(checking, key) for key in "CRHSL"}
+    for history in (*before.values(), *after.values()):
+        history.pop("why")  # a short form of the steps
+        # A running broker takes the time from its monotonic clock, and after a restart from the
+        # record. They can differ by a millisecond. The first step has the record's time in both.
+        history.pop("parked_at")
     assert after == before
     assert [step["what"] for step in after["S"]["steps"]] == [
         *("parked", "asked", "asked", "stranded")
     ]
     assert after["L"]["steps"][-1]["who"] == "operator ann"
     assert after["L"]["steps"][-1]["reason"] == "late"
-    with hasty.client() as client:
+    with checking.client() as client:
         assert pull_bodies(client) == [b"of C", b"of L"]
 
 
-# --- others --------------------------------------------------------------------------------------
+# --- several brokers, and other servers ----------------------------------------------------------
 
 
-def test_all_brokers_of_a_cluster_are_asked(patient: Server, tmp_path: Path) -> None:
-    conf = {**PATIENT, "namesrvAddr": patient.namesrv_address, "brokerName": "broker-b"}
+def test_commands_use_all_brokers_of_a_cluster(unchecking: Server, tmp_path: Path) -> None:
+    conf = {**NO_CHECKS, "namesrvAddr": unchecking.namesrv_address, "brokerName": "broker-b"}
     with Server(tmp_path / "b", role="broker", conf=conf) as other:
-        with patient.client() as client, other.client() as other_client:
+        with unchecking.client() as client, other.client() as other_client:
             park(client, "A")
             park(client, "twice")
             park(other_client, "B")
             park(other_client, "twice")
-        wait_until(lambda: list_ids(patient) == ["A", "twice", "B", "twice"], "both are listed")
-        assert {entry["broker"] for entry in list_json(patient)} == {"broker-a", "broker-b"}
-        assert show_json(patient, "B")["broker"] == "broker-b"
-        both = run(patient, "commit", "twice", "--reason", "r", "--yes")
-        assert both.returncode == 2
-        assert "is on several brokers" in both.stderr
-        at_one = ("rollback", "twice", "--reason", "r", "--yes", "--broker", other.address)
-        assert run(None, *at_one).returncode == 0
-        assert list_ids(patient) == ["A", "twice", "B"]
-        rest = run(patient, "rollback", "--all", "--reason", "r", "--yes")
-        assert rest.stdout.endswith("3 done, 0 refused\n")
-        assert list_ids(patient) == []
+        wait_until(lambda: list_ids(unchecking) == ["A", "twice", "B", "twice"], "both are listed")
+        assert {entry["broker"] for entry in list_json(unchecking)} == {"broker-a", "broker-b"}
+        assert show_json(unchecking, "B")["broker"] == "broker-b"
+        ambiguous = run(unchecking, "commit", "twice", "--reason", "r", "--yes")
+        assert ambiguous.returncode == 2
+        assert "is on several brokers" in ambiguous.stderr
+        on_one_broker = ("rollback", "twice", "--reason", "r", "--yes", "--broker", other.address)
+        assert run(None, *on_one_broker).returncode == 0
+        assert list_ids(unchecking) == ["A", "twice", "B"]
+        result = run(unchecking, "rollback", "--all", "--reason", "r", "--yes")
+        assert result.stdout.endswith("3 done, 0 refused\n")
+        assert list_ids(unchecking) == []
 
 
 def test_an_unreachable_name_server_is_named() -> None:
@@ -350,24 +368,12 @@ def test_an_unreachable_name_server_is_named() -> None:
 
 def test_a_broker_without_transaction_requests_is_named() -> None:
     """Apache RocketMQ responds like this."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        answering = threading.Thread(target=refuse_one, args=(server,))
-        answering.start()
-        port = server.getsockname()[1]
-        result = run(None, "list", "--json", "--broker", f"127.0.0.1:{port}")
-        answering.join(WAIT_S)
+
+    def refuse(request: Request[Any]) -> bytes:
+        code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        return encode_response(request, code=code, remark="not supported")
+
+    with ScriptedServer(refuse) as server:
+        result = run(None, "list", "--json", "--broker", server.address)
     assert result.returncode == 2
     assert "does not support LIST_TRANSACTIONS: it is not an EscrowMQ broker" in result.stderr
-
-
-def refuse_one(server: socket.socket) -> None:
-    line, _ = server.accept()
-    with line:
-        frame = line.recv(65_536)
-        length = int.from_bytes(frame[5:8], "big")
-        asked = json.loads(frame[8 : 8 + length])
-        header = json.dumps(
-            {"code": 3, "flag": 1, "opaque": asked["opaque"], "remark": "not supported"}
-        ).encode()
-        prefix = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big")
-        line.sendall(prefix + header)

@@ -1,4 +1,4 @@
-"""`escrowmq transaction cursors`, and the group that RocketMQ keeps the cursors in."""
+"""`escrowmq transaction cursors`, and the group under which RocketMQ stores the cursors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def served(tmp_path: Path) -> Iterator[Server]:
         yield broker
 
 
-def command(served: Server, *arguments: str) -> str:
+def run_ok(served: Server, *arguments: str) -> str:
     result = run(*arguments, "-n", served.namesrv_address)
     assert result.code == 0, result.err
     return result.out
@@ -40,7 +40,7 @@ def test_cursors_show_both_queues_and_the_first_open_half(served: Server) -> Non
         client.end_transaction(park(client, "A"), COMMIT, topic="orders", group="pay")
         park(client, "B")
         client.end_transaction(park(client, "C"), COMMIT, topic="orders", group="pay")
-    [row] = json.loads(command(served, "transaction", "cursors", "--json"))
+    [row] = json.loads(run_ok(served, "transaction", "cursors", "--json"))
     assert row["half"] == {
         "topic": "RMQ_SYS_TRANS_HALF_TOPIC",
         "cursor": 1,
@@ -50,19 +50,19 @@ def test_cursors_show_both_queues_and_the_first_open_half(served: Server) -> Non
     assert row["op"] == {"topic": "RMQ_SYS_TRANS_OP_HALF_TOPIC", "cursor": 1, "end": 2}
     assert (row["open"], row["stranded"]) == (1, 0)
     assert ISO.fullmatch(row["next_due"])
-    heading, half_line, op_line = command(served, "transaction", "cursors").splitlines()
+    heading, half_line, op_line = run_ok(served, "transaction", "cursors").splitlines()
     assert heading.split()[:4] == ["BROKER", "QUEUE", "CURSOR", "END"]
     assert half_line.split()[1:7] == ["RMQ_SYS_TRANS_HALF_TOPIC", "1", "3", "1", "1", "0"]
     assert op_line.split()[1:] == ["RMQ_SYS_TRANS_OP_HALF_TOPIC", "1", "2"]
 
 
-def test_the_group_of_the_cursors_is_listed_with_all(served: Server) -> None:
+def test_the_group_of_the_cursors_is_listed_only_with_all(served: Server) -> None:
     with served.client() as client:
         client.end_transaction(park(client, "A"), COMMIT, topic="orders", group="pay")
 
-    def listed(*options: str) -> set[str]:
-        listing = command(served, "group", "list", "--json", *options)
-        return {row["group"] for row in json.loads(listing)}
+    def groups(*options: str) -> set[str]:
+        rows = json.loads(run_ok(served, "group", "list", "--json", *options))
+        return {row["group"] for row in rows}
 
-    wait_until(lambda: "CID_RMQ_SYS_TRANS" in listed("--all"), "the cursors are stored")
-    assert "CID_RMQ_SYS_TRANS" not in listed()
+    wait_until(lambda: "CID_RMQ_SYS_TRANS" in groups("--all"), "the cursors are stored")
+    assert "CID_RMQ_SYS_TRANS" not in groups()

@@ -1,4 +1,4 @@
-"""The blocking face of the client, used by several threads."""
+"""The blocking client, used by several threads."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def test_many_threads_send_through_one_producer(served: Server) -> None:
 def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(served: Server) -> None:
     with Producer(served.namesrv_address, group="p", timeout_s=60) as producer:
         producer.send(Message("interrupted", b"before"))
+        # A timer, because the calling thread blocks; the frozen broker does not respond before.
         interrupt = threading.Timer(
             0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)
         )
@@ -48,7 +49,7 @@ def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(served: S
         producer.send(Message("interrupted", b"after"))
 
 
-def test_a_blocking_call_on_the_loops_own_thread_is_refused(served: Server) -> None:
+def test_a_blocking_call_in_the_thread_of_the_event_loop_is_refused(served: Server) -> None:
     refused: list[LocalProtocolError] = []
     with Producer(served.namesrv_address, group="own-thread") as producer:
 
@@ -60,6 +61,7 @@ def test_a_blocking_call_on_the_loops_own_thread_is_refused(served: Server) -> N
                 refused.append(error)
             return Verdict.COMMIT
 
+        # The transaction stays open, so the broker checks it, and the checker runs on the loop.
         with pytest.raises(ZeroDivisionError), producer.transaction(Message("own-thread", b"x")):
             raise ZeroDivisionError
         assert receive(served, "own-thread", 1) == [b"x"]
@@ -70,7 +72,7 @@ def test_a_block_commits_rolls_back_or_is_checked(served: Server) -> None:
     with Producer(served.namesrv_address, group="p") as producer:
 
         @producer.checker("paid")
-        def was_it_saved(message: ReceivedMessage) -> Verdict:
+        def check(message: ReceivedMessage) -> Verdict:
             return Verdict.COMMIT if message.body == b"crashed" else Verdict.ROLLBACK
 
         with producer.transaction(Message("paid", b"first")) as tx:

@@ -22,7 +22,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield served
 
 
-def listener(served: Broker, topic: str, offsets: Path) -> Consumer:
+def broadcast_consumer(served: Broker, topic: str, offsets: Path) -> Consumer:
     return Consumer(
         served.namesrv_address,
         group=f"g-{topic}",
@@ -36,30 +36,33 @@ async def test_every_broadcast_member_gets_all_messages_and_continues_from_its_f
     served: Broker, tmp_path: Path
 ) -> None:
     await send(served, "cast", *numbered_bodies(8))
-    member, two = tmp_path / "one" / "offsets.json", tmp_path / "two.json"
-    async with listener(served, "cast", member) as first, listener(served, "cast", two) as second:
+    first_file, second_file = tmp_path / "first" / "offsets.json", tmp_path / "second.json"
+    async with (
+        broadcast_consumer(served, "cast", first_file) as first,
+        broadcast_consumer(served, "cast", second_file) as second,
+    ):
         assert sorted(await receive(first, 8)) == numbered_bodies(8)
         assert sorted(await receive(second, 8)) == numbered_bodies(8)
     await send(served, "cast", b"more")
-    async with listener(served, "cast", member) as first:
+    async with broadcast_consumer(served, "cast", first_file) as first:
         assert await receive(first, 1) == [b"more"]
-    noted = json.loads(member.read_text())["offsets"]
-    assert sum(row["offset"] for row in noted) == 9
+    rows = json.loads(first_file.read_text())["offsets"]
+    assert sum(row["offset"] for row in rows) == 9
 
 
-async def test_a_file_of_offsets_belongs_to_one_consumer_and_must_be_readable(
+async def test_an_offsets_file_in_use_or_unreadable_is_refused(
     served: Broker, tmp_path: Path
 ) -> None:
     path = tmp_path / "offsets.json"
     await send(served, "alone", b"x")
-    async with listener(served, "alone", path) as first:
+    async with broadcast_consumer(served, "alone", path) as first:
         with pytest.raises(ConfigError, match="another consumer"):
-            async with listener(served, "alone", path):
+            async with broadcast_consumer(served, "alone", path):
                 pass
         message = await first.receive()
         with pytest.raises(LocalProtocolError, match="broadcast consumer"):
             await first.retry_later(message)
     path.write_text("{")
     with pytest.raises(ConfigError, match="remove it"):
-        async with listener(served, "alone", path):
+        async with broadcast_consumer(served, "alone", path):
             pass

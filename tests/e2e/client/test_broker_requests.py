@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("answers"), conf=CONF) as served:
+    with Server(tmp_path_factory.mktemp("broker-requests"), conf=CONF) as served:
         yield served
 
 
@@ -62,11 +62,11 @@ class _BrokerSide:
 
 
 async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broker) -> None:
-    await send(served, "asked", *numbered_bodies(8))
-    consumer = Consumer(served.namesrv_address, group="g-asked")
+    await send(served, "inspected", *numbered_bodies(8))
+    consumer = Consumer(served.namesrv_address, group="g-inspected")
     seen: list[bytes] = []
 
-    @consumer.on("asked")
+    @consumer.on("inspected")
     async def handle(message: ReceivedMessage) -> None:
         seen.append(message.body)
 
@@ -78,20 +78,20 @@ async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broke
     response = await _BrokerSide().request(
         consumer,
         RequestCode.GET_CONSUMER_RUNNING_INFO,
-        GetConsumerRunningInfo(consumer_group="g-asked", client_id=client_id),
+        GetConsumerRunningInfo(consumer_group="g-inspected", client_id=client_id),
     )
     assert response.command.code == 0
     assert b'"PROP_CONSUME_TYPE": "CONSUME_PASSIVELY"' in bytes(response.body)
     assert bytes(response.body).count(b'"cachedMsgCount"') == len(consumer.assigned_queues)
 
-    status = GetConsumerStatus(topic="asked", group="g-asked")
+    status = GetConsumerStatus(topic="inspected", group="g-inspected")
     code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
     response = await _BrokerSide().request(consumer, code, status)
     offsets = decode_queue_offsets(bytes(response.body))
     assert sum(offsets.values()) == 8
 
-    reset = ResetConsumerOffset(topic="asked", group="g-asked", timestamp=0)
-    queues = [queue for queue in consumer.assigned_queues if queue.topic == "asked"]
+    reset = ResetConsumerOffset(topic="inspected", group="g-inspected", timestamp=0)
+    queues = [queue for queue in consumer.assigned_queues if queue.topic == "inspected"]
     body = b'{"offsetTable":%b}' % encode_queue_map([(queue, "0") for queue in queues])
     response = await _BrokerSide().request(
         consumer, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, reset, body
@@ -100,13 +100,13 @@ async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broke
     await wait_until_async(lambda: len(seen) == 16)
     assert sorted(seen) == sorted(numbered_bodies(8) * 2)
 
-    stranger = GetConsumerStatus(topic="asked", group="another")
-    assert (await _BrokerSide().request(consumer, code, stranger)).command.code == 1
+    other_group = GetConsumerStatus(topic="inspected", group="another")
+    assert (await _BrokerSide().request(consumer, code, other_group)).command.code == 1
     await consumer.close()
     await running
 
 
-async def test_one_message_is_processed_on_demand(served: Broker) -> None:
+async def test_an_operator_can_have_one_message_processed(served: Broker) -> None:
     await send(served, "direct", b"x")
     consumer = Consumer(served.namesrv_address, group="g-direct")
     seen: list[bytes] = []
@@ -115,7 +115,7 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
     async def handle(message: ReceivedMessage) -> None:
         seen.append(message.body)
         if len(seen) == 3:
-            raise OSError("enough")
+            raise OSError("planted")
 
     running = asyncio.create_task(consumer.run())
     await wait_until_async(lambda: len(seen) == 1)
@@ -124,7 +124,7 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
     fetcher = next(fetcher for fetcher in fetchers if fetcher.commit_offset)
     # Private: the test needs the connection that the consumer uses.
     connection = await consumer._rebalancer.heartbeat.connect(fetcher.queue)
-    record = await _record(connection, fetcher.queue)
+    record = await _pull_record(connection, fetcher.queue)
     fields = ConsumeMessageDirectly(consumer_group="g-direct", broker_name=fetcher.queue.broker)
     results = []
     for _ in range(2):
@@ -138,7 +138,8 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
     await running
 
 
-async def _record(connection: ClientConnection, queue: MessageQueue) -> bytes:
+async def _pull_record(connection: ClientConnection, queue: MessageQueue) -> bytes:
+    """Return the first record of a queue as the broker stores it."""
     fields = PullMessage(
         consumer_group="any",
         topic=queue.topic,
@@ -155,9 +156,9 @@ async def _record(connection: ClientConnection, queue: MessageQueue) -> bytes:
 
 def test_offsets_are_decoded_in_the_forms_for_java_and_for_cpp_clients() -> None:
     java = b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"t"}:12}}'
-    c = b'{"offsetTable":[{"brokerName":"b","queueId":1,"topic":"t","offset":12}]}'
-    assert decode_queue_offsets(java) == decode_queue_offsets(c) == {("t", "b", 1): 12}
+    cpp = b'{"offsetTable":[{"brokerName":"b","queueId":1,"topic":"t","offset":12}]}'
+    assert decode_queue_offsets(java) == decode_queue_offsets(cpp) == {("t", "b", 1): 12}
     assert decode_queue_offsets(b'{"offsetTable":{}}') == {}
-    for broken in (b"", b"{", b'{"offsetTable":[{}]}', b"\xff"):
+    for malformed in (b"", b"{", b'{"offsetTable":[{}]}', b"\xff"):
         with pytest.raises(RequestRefused):
-            decode_queue_offsets(broken)
+            decode_queue_offsets(malformed)

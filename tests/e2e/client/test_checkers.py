@@ -7,12 +7,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from escrowmq import (
+    LocalTransactionState,
     Message,
     Producer,
     ReceivedMessage,
@@ -21,13 +23,13 @@ from escrowmq import (
     Verdict,
     blocking,
 )
-from escrowmq.client.producer.checker import CheckerRegistry
 from tests.support.brokers import Server
+from tests.support.clients import WAIT_S
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
 CONF = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -38,87 +40,84 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def bodies(served: Server, topic: str) -> list[bytes]:
     with served.client() as reader:
-        found = [record.body for queue in range(4) for record in reader.pull_all(topic, queue)]
-    return sorted(found)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        records = [record for queue in range(4) for record in reader.pull_all(topic, queue)]
+    return sorted(record.body for record in records)
 
 
 async def leave_open(producer: Producer, message: Message, **options: Any) -> None:
+    """Send a half message and leave its transaction open, so that the broker checks it."""
     with pytest.raises(ZeroDivisionError):
         async with producer.transaction(message, **options):
             raise ZeroDivisionError
 
 
 @asynccontextmanager
-async def a_producer(served: Server, group: str, **more: Any) -> AsyncIterator[Producer]:
-    async with Producer(served.namesrv_address, group=group, **more) as producer:
+async def producer_in(served: Server, group: str, **options: Any) -> AsyncIterator[Producer]:
+    async with Producer(served.namesrv_address, group=group, **options) as producer:
         yield producer
 
 
 async def test_the_most_specific_checker_is_called(served: Server) -> None:
-    asked: dict[str, str] = {}
+    called: dict[str, str] = {}  # from a message to the checker that was called
 
-    def saying(who: str) -> Callable[[ReceivedMessage], Verdict]:
+    def checker(name: str) -> Callable[[ReceivedMessage], Verdict]:
         def check(message: ReceivedMessage) -> Verdict:
-            asked[message.body.decode()] = who
+            called[message.body.decode()] = name
             return Verdict.COMMIT
 
         return check
 
-    async with a_producer(served, "closest") as producer:
-        producer.checker("*")(saying("all"))
-        producer.checker("near")(saying("topic"))
-        producer.checker("near", tag="red")(saying("tag"))
-        producer.checker(name="transfer")(saying("name"))
+    async with producer_in(served, "closest") as producer:
+        producer.checker("*")(checker("all"))
+        producer.checker("near")(checker("topic"))
+        producer.checker("near", tag="red")(checker("tag"))
+        producer.checker(name="transfer")(checker("name"))
         await leave_open(producer, Message("far", b"1"))
         await leave_open(producer, Message("near", b"2"))
         await leave_open(producer, Message("near", b"3", tags="red"))
         await leave_open(producer, Message("near", b"4", tags="red"), name="transfer")
         await leave_open(producer, Message("near", b"5"), name="other")
-        await until(lambda: len(asked) == 5)
-    assert asked == {"1": "all", "2": "topic", "3": "tag", "4": "name", "5": "topic"}
+        await wait_until_async(lambda: len(called) == 5)
+    assert called == {"1": "all", "2": "topic", "3": "tag", "4": "name", "5": "topic"}
 
 
-@pytest.mark.parametrize("wrong", [{}, {"topic": "t", "name": "n"}, {"topic": "*", "tag": "x"}])
-async def test_a_checker_for_nothing_is_refused(wrong: dict[str, str]) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"topic": "t", "name": "n"}, {"topic": "*", "tag": "x"}])
+async def test_a_checker_with_contradictory_arguments_is_refused(
+    arguments: dict[str, str],
+) -> None:
     async with Producer("127.0.0.1:1", group="g") as producer:
         with pytest.raises(ValueError, match="topic"):
-            producer.checker(**wrong)(lambda message: None)
+            producer.checker(**arguments)(lambda message: None)
 
 
 async def test_a_process_that_never_sends_gets_checks_of_another_process(served: Server) -> None:
-    async with a_producer(served, "left") as producer:
-        await leave_open(producer, Message("left", b"by one that is gone"))
-    async with a_producer(served, "left") as successor:
+    async with producer_in(served, "left") as producer:
+        await leave_open(producer, Message("left", b"open"))
+    async with producer_in(served, "left") as successor:
 
         @successor.checker("*")
         def commit(message: ReceivedMessage) -> Verdict:
             return Verdict.COMMIT
 
-        await until(lambda: bodies(served, "left") == [b"by one that is gone"])
+        await wait_until_async(lambda: bodies(served, "left") == [b"open"])
 
 
-async def test_an_exception_of_a_checker_is_unknown_logged_and_counted(
+async def test_an_exception_or_wrong_result_of_a_checker_counts_as_unknown(
     served: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: Iterator[Any] = iter([OSError("no database"), "COMMIT", None, Verdict.COMMIT])
+    results: Iterator[Any] = iter([OSError("no database"), "COMMIT", None, Verdict.COMMIT])
 
-    async with a_producer(served, "failing") as producer:
+    async with producer_in(served, "failing") as producer:
 
         @producer.checker("failing")
         async def check(message: ReceivedMessage) -> Any:
-            now = next(said)
-            if isinstance(now, Exception):
-                raise now
-            return now
+            result = next(results)
+            if isinstance(result, Exception):
+                raise result
+            return result
 
         await leave_open(producer, Message("failing", b"x"))
-        await until(lambda: bodies(served, "failing") == [b"x"])
+        await wait_until_async(lambda: bodies(served, "failing") == [b"x"])
         counts = producer.check_counts
     assert (counts.received, counts.failed, counts.unknown, counts.committed) == (4, 2, 3, 1)
     assert "no database" in caplog.text
@@ -127,18 +126,18 @@ async def test_an_exception_of_a_checker_is_unknown_logged_and_counted(
 async def test_a_check_without_a_checker_is_logged_and_counted(
     served: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with a_producer(served, "nobody") as producer:
-        await leave_open(producer, Message("nobody", b"x"))
-        await until(lambda: producer.check_counts.unregistered > 0)
+    async with producer_in(served, "unchecked") as producer:
+        await leave_open(producer, Message("unchecked", b"x"))
+        await wait_until_async(lambda: producer.check_counts.unregistered > 0)
     assert "no checker for" in caplog.text
 
 
 async def test_no_more_checkers_run_than_check_concurrency_allows(served: Server) -> None:
     running, most = 0, 0
     lock = threading.Lock()
-    two_are_in = threading.Barrier(2)
+    both_started = threading.Barrier(2)
 
-    async with a_producer(served, "pooled", check_concurrency=2) as producer:
+    async with producer_in(served, "pooled", check_concurrency=2) as producer:
 
         @producer.checker("pooled")
         def check(message: ReceivedMessage) -> Verdict:
@@ -146,89 +145,192 @@ async def test_no_more_checkers_run_than_check_concurrency_allows(served: Server
             with lock:
                 running += 1
                 most = max(most, running)
-            two_are_in.wait(WAIT_S)  # both run at the same time
+            both_started.wait(WAIT_S)  # returns only when two checkers run at the same time
             with lock:
                 running -= 1
             return Verdict.COMMIT
 
         for number in range(6):
             await leave_open(producer, Message("pooled", b"%d" % number))
-        await until(lambda: len(bodies(served, "pooled")) == 6)
+        await wait_until_async(lambda: len(bodies(served, "pooled")) == 6)
     assert most == 2
 
 
 async def test_checks_beyond_the_limit_are_answered_with_unknown(
     served: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    go_on = asyncio.Event()
-    async with a_producer(served, "full") as producer:
-        # Private: a full registry needs 10,000 checks otherwise.
-        producer._checkers = CheckerRegistry("full", pending_max=1)
+    may_return = asyncio.Event()
+    options = {"check_concurrency": 1, "check_request_hold_max": 1}
+    async with producer_in(served, "full", **options) as producer:
 
         @producer.checker("full")
         async def check(message: ReceivedMessage) -> Verdict:
-            await go_on.wait()
+            await may_return.wait()
             return Verdict.COMMIT
 
         for number in range(3):
             await leave_open(producer, Message("full", b"%d" % number))
         with caplog.at_level(logging.ERROR):
-            await until(lambda: producer.check_counts.overflowed > 0)
-        assert "answering UNKNOWN to another one" in caplog.text
-        go_on.set()
-        await until(lambda: len(bodies(served, "full")) == 3)
+            await wait_until_async(lambda: producer.check_counts.overflowed > 0)
+        assert "1 checks are waiting, answering UNKNOWN to another one" in caplog.text
+        may_return.set()
+        await wait_until_async(lambda: len(bodies(served, "full")) == 3)
+
+
+async def test_a_check_answered_with_rollback_or_unknown_is_a_warning(
+    served: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = {b"yes": [Verdict.COMMIT], b"no": [Verdict.UNKNOWN, Verdict.ROLLBACK]}
+    async with producer_in(served, "warned") as producer:
+
+        @producer.checker("warned")
+        async def check(message: ReceivedMessage) -> Verdict:
+            return answers[message.body].pop(0)
+
+        for body in answers:
+            await leave_open(producer, Message("warned", body, keys="k"))
+        await wait_until_async(lambda: not any(answers.values()))
+    warnings = [
+        record.getMessage().split(" id=")[0]
+        for record in caplog.records
+        if record.levelno == logging.WARNING and "topic=warned" in record.getMessage()
+    ]
+    assert warnings == ["check answered with UNKNOWN", "check answered with ROLLBACK"]
+
+
+# --- executors -----------------------------------------------------------------------------------
+
+
+async def test_checkers_run_in_the_executor_of_the_user_which_stays_open(served: Server) -> None:
+    threads: set[str] = set()
+
+    def check(message: ReceivedMessage) -> Verdict:
+        threads.add(threading.current_thread().name.split("_")[0])
+        return Verdict.COMMIT
+
+    with ThreadPoolExecutor(2, "my-checks") as executor:
+        async with producer_in(served, "own-executor", check_executor=executor) as producer:
+            producer.checker("own-executor")(check)
+            for number in range(3):
+                await leave_open(producer, Message("own-executor", b"%d" % number))
+            await wait_until_async(lambda: len(bodies(served, "own-executor")) == 3)
+        assert executor.submit(threading.current_thread).result().name.startswith("my-checks")
+    assert threads == {"my-checks"}
+
+
+async def test_an_executor_that_takes_no_work_makes_the_check_fail_with_an_answer(
+    served: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    async with producer_in(served, "shut-down", check_executor=executor) as producer:
+        producer.checker("shut-down")(lambda message: Verdict.COMMIT)
+        await leave_open(producer, Message("shut-down", b"x"))
+        await wait_until_async(lambda: producer.check_counts.failed > 0)
+        assert producer.check_counts.unknown == producer.check_counts.failed
+    assert "after shutdown" in caplog.text
 
 
 # --- listeners -----------------------------------------------------------------------------------
 
 
-class Ledger(TransactionListener):
-    """Records what it executed and answers checks from that, by the message's key."""
+class RecordingListener(TransactionListener):
+    """Record the verdict of each local transaction, and return it to checks."""
 
     def __init__(self) -> None:
-        self.done: dict[str, Verdict] = {}
+        self.verdicts: dict[str, Verdict] = {}
         self.thread: threading.Thread | None = None
         self.checked: list[ReceivedMessage] = []
 
     def execute_local_transaction(self, message: Message, arg: Any) -> Verdict | None:
         self.thread = threading.current_thread()
-        self.done[message.transaction_id] = Verdict.COMMIT
+        self.verdicts[message.transaction_id] = Verdict.COMMIT
         if arg == "crash":
             raise RuntimeError("after the work was done")
         return Verdict.ROLLBACK if arg == "no" else Verdict.COMMIT
 
     def check_local_transaction(self, message: ReceivedMessage) -> Verdict:
         self.checked.append(message)
-        return self.done[message.transaction_id]
+        return self.verdicts[message.transaction_id]
 
 
 async def test_a_listener_executes_and_checks_local_transactions(served: Server) -> None:
-    ledger = Ledger()
+    listener = RecordingListener()
     async with TransactionProducer(
-        served.namesrv_address, group="listener", listener=ledger
+        served.namesrv_address, group="listener", listener=listener
     ) as producer:
         first = await producer.send_in_transaction(Message("listened", b"first"))
         assert (first.local_state, first.outcome.acknowledged) == (Verdict.COMMIT, True)
         assert bodies(served, "listened") == [b"first"]
-        refused = await producer.send_in_transaction(Message("listened", b"refused"), "no")
-        assert (refused.local_state, refused.outcome.state) == (Verdict.ROLLBACK, "rolled_back")
+        second = await producer.send_in_transaction(Message("listened", b"second"), "no")
+        assert (second.local_state, second.outcome.state) == (Verdict.ROLLBACK, "rolled_back")
         crashed = await producer.send_in_transaction(Message("listened", b"crashed"), "crash")
         assert (crashed.local_state, crashed.outcome.state) == (Verdict.UNKNOWN, "open")
         assert isinstance(crashed.error, RuntimeError)
-        await until(lambda: bodies(served, "listened") == [b"crashed", b"first"])
-    assert {message.transaction_id for message in ledger.checked} == {crashed.transaction_id}
+        await wait_until_async(lambda: bodies(served, "listened") == [b"crashed", b"first"])
+    assert {message.transaction_id for message in listener.checked} == {crashed.transaction_id}
 
 
 def test_a_blocking_listener_runs_the_local_transaction_in_the_calling_thread(
     served: Server,
 ) -> None:
-    ledger = Ledger()
+    listener = RecordingListener()
     with blocking.TransactionProducer(
-        served.namesrv_address, group="listener-blocking", listener=ledger
+        served.namesrv_address, group="listener-blocking", listener=listener
     ) as producer:
         result = producer.send_in_transaction(Message("listened-blocking", b"x"))
-        assert ledger.thread is threading.current_thread()
+        assert listener.thread is threading.current_thread()
         assert (result.local_state, result.outcome.acknowledged) == (Verdict.COMMIT, True)
         crashed = producer.send_in_transaction(Message("listened-blocking", b"y"), "crash")
         assert isinstance(crashed.error, RuntimeError)
-        asyncio.run(until(lambda: bodies(served, "listened-blocking") == [b"x", b"y"]))
+        asyncio.run(wait_until_async(lambda: bodies(served, "listened-blocking") == [b"x", b"y"]))
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Counts the calls that it has accepted and not finished."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        self.submitted = self.in_flight = self.in_flight_max = 0
+
+    def submit(self, *call: Any, **options: Any) -> Future[Any]:
+        self.submitted += 1
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        future = super().submit(*call, **options)
+        future.add_done_callback(self._count_finished)
+        return future
+
+    def _count_finished(self, _: Future[Any]) -> None:
+        self.in_flight -= 1
+
+
+class UndecidedListener(RecordingListener):
+    """Leaves every transaction open, and commits it at the check."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> Verdict | None:
+        return LocalTransactionState.UNKNOW
+
+    def check_local_transaction(self, message: ReceivedMessage) -> Verdict:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+
+def test_a_listener_is_called_for_one_check_at_a_time_as_by_rocketmqs_client(
+    served: Server,
+) -> None:
+    topic, count = "one-at-a-time", 6
+    with (
+        CountingExecutor() as executor,
+        blocking.TransactionProducer(
+            served.namesrv_address,
+            group=topic,
+            listener=UndecidedListener(),
+            check_executor=executor,
+            check_concurrency=1,
+        ) as producer,
+    ):
+        for number in range(count):
+            producer.send_in_transaction(Message(topic, b"%d" % number))
+        asyncio.run(wait_until_async(lambda: len(bodies(served, topic)) == count))
+    assert executor.submitted >= count
+    assert executor.in_flight_max == 1

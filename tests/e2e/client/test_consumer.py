@@ -1,4 +1,4 @@
-"""The consumer with a real broker: acknowledgement, rebalancing, messages that are sent back."""
+"""The consumer with a real broker: acknowledgement, rebalancing, retries, limits."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ async def test_a_message_in_flight_during_an_exception_comes_again(served: Broke
 
 async def test_a_tag_filter_selects_messages(served: Broker) -> None:
     # "Aa" and "BB" have the same hash in Java. A broker compares hashes, the client compares tags.
-    await send(served, "tagged", b"no", tags="c")
-    await send(served, "tagged", b"alike", tags="BB")
-    await send(served, "tagged", b"yes", tags="b")
-    await send(served, "tagged", b"too", tags="Aa")
+    await send(served, "tagged", b"other tag", tags="c")
+    await send(served, "tagged", b"same hash", tags="BB")
+    await send(served, "tagged", b"match 1", tags="b")
+    await send(served, "tagged", b"match 2", tags="Aa")
     member = Consumer(served.namesrv_address, group="g-tags")
     seen: list[bytes] = []
 
@@ -85,7 +85,7 @@ async def test_a_tag_filter_selects_messages(served: Broker) -> None:
     )  # offsets of filtered messages are committed too
     await member.close()
     await running
-    assert sorted(seen) == [b"too", b"yes"]
+    assert sorted(seen) == [b"match 1", b"match 2"]
 
 
 async def test_a_message_sent_back_comes_again_with_its_original_topic(served: Broker) -> None:
@@ -115,7 +115,7 @@ async def test_a_message_sent_back_too_often_moves_to_the_dead_letters(served: B
         await member.retry_later(again)
         await send(served, "hopeless", b"y")
         assert (await member.receive()).body == b"y"
-    async with PullConsumer(served.namesrv_address, group="undertaker") as pull_consumer:
+    async with PullConsumer(served.namesrv_address, group="operator") as pull_consumer:
         (queue,) = await pull_consumer.queues("%DLQ%g-dead")
         pulled = await pull_consumer.pull(queue, 0)
         assert [message.body for message in pulled.messages] == [b"x"]
@@ -126,24 +126,24 @@ async def test_two_members_divide_the_queues_and_the_last_one_gets_all(
 ) -> None:
     """They rebalance when the broker reports a change, not only at the next interval."""
     monkeypatch.setattr(rebalance_module, "REBALANCE_INTERVAL_S", 10 * WAIT_S)
-    await send(served, "shared", b"made")
+    await send(served, "shared", b"first")
     async with subscriber(served, "g-shared", shared="*") as first:
-        assert await receive(first, 1) == [b"made"]
+        assert await receive(first, 1) == [b"first"]
         await wait_until_async(
             lambda: len(first.assigned_queues) == 5
         )  # four and that of the retry topic
-        everything = set(first.assigned_queues)
+        all_queues = set(first.assigned_queues)
         async with subscriber(served, "g-shared", shared="*") as second:
             await wait_until_async(
                 lambda: not set(first.assigned_queues) & set(second.assigned_queues)
             )
-            assert {*first.assigned_queues, *second.assigned_queues} == everything
+            assert {*first.assigned_queues, *second.assigned_queues} == all_queues
             assert len(queues_of_topic(second.assigned_queues, "shared")) == 2
-        await wait_until_async(lambda: set(first.assigned_queues) == everything)
+        await wait_until_async(lambda: set(first.assigned_queues) == all_queues)
 
 
 async def test_three_members_get_each_message_once(served: Broker) -> None:
-    await send(served, "trio", b"make")
+    await send(served, "trio", b"first")
     seen: list[bytes] = []
     trio = [Consumer(served.namesrv_address, group="g-trio", concurrency=3) for _ in range(3)]
 
@@ -158,13 +158,13 @@ async def test_three_members_get_each_message_once(served: Broker) -> None:
     def shares() -> list[int]:
         return sorted(len(queues_of_topic(member.assigned_queues, "trio")) for member in trio)
 
-    await wait_until_async(lambda: shares() == [1, 1, 2] and seen == [b"make"])
+    await wait_until_async(lambda: shares() == [1, 1, 2] and seen == [b"first"])
     await send(served, "trio", *numbered_bodies(200))
     await wait_until_async(lambda: len(seen) >= 201)
-    for member in trio:  # one after the other: the others take over, and nothing comes again
+    for member in trio:  # the other members take over its queues, without a second delivery
         await member.close()
     await asyncio.gather(*running)
-    assert sorted(seen) == [*numbered_bodies(200), b"make"]
+    assert sorted(seen) == [*numbered_bodies(200), b"first"]
 
 
 async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served: Broker) -> None:
@@ -190,24 +190,24 @@ async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-    twice = {body for body in seen if seen.count(body) > 1}
-    assert twice <= {in_flight_body}
+    duplicates = {body for body in seen if seen.count(body) > 1}
+    assert duplicates <= {in_flight_body}
 
 
 async def test_a_running_consumer_discovers_a_new_topic(served: Broker) -> None:
     member = Consumer(
-        served.namesrv_address, group="g-early", subscribe={"unborn": "*"}, start="latest"
+        served.namesrv_address, group="g-early", subscribe={"created-later": "*"}, start="latest"
     )
     async with member:
-        await send(served, "unborn", b"first")
+        await send(served, "created-later", b"first")
         assert await receive(member, 1) == [b"first"]
 
 
-async def test_start_position_of_a_new_group(served: Broker) -> None:
+async def test_a_new_group_starts_at_the_given_position(served: Broker) -> None:
     if getattr(served, "version", "") == "4.9.7":
         pytest.skip("4.x starts a young queue at 0 in any case: docs/compatibility.md")
     await send(served, "since", *numbered_bodies(4, "old"))
-    await asyncio.sleep(0.1)  # stored times are compared in milliseconds
+    await asyncio.sleep(0.1)  # only time separates the messages: stored times are compared in ms
     moment = datetime.now(tz=UTC)
     await send(served, "since", b"new")
 
@@ -240,14 +240,14 @@ async def test_start_position_of_a_new_group(served: Broker) -> None:
     assert len(await received("g-since-all", "earliest", b"z")) == 8
 
 
-async def test_a_message_that_is_never_done_holds_up_no_other_queue(served: Broker) -> None:
-    """And the committed offset of its queue stays before it."""
-    await send(served, "stuck", b"make")
+async def test_a_handler_that_never_returns_holds_up_no_other_queue(served: Broker) -> None:
+    """The committed offset of its own queue stays before the message."""
+    await send(served, "stuck", b"first")
     async with PullConsumer(served.namesrv_address, group="g-stuck") as pull_consumer:
         queues = await pull_consumer.queues("stuck")
         for queue in queues:
             await pull_consumer.commit(queue, await pull_consumer.latest_offset(queue))
-        await send_to(served, "stuck", 0, b"stone", *numbered_bodies(5, "a"))
+        await send_to(served, "stuck", 0, b"blocks", *numbered_bodies(5, "a"))
         await send_to(served, "stuck", 1, *numbered_bodies(5, "b"))
         member = Consumer(
             served.namesrv_address, group="g-stuck", concurrency=2, shutdown_timeout_s=0.1
@@ -258,24 +258,23 @@ async def test_a_message_that_is_never_done_holds_up_no_other_queue(served: Brok
         @member.on("stuck")
         async def handle(message: ReceivedMessage) -> None:
             seen.append(message.body)
-            if message.body == b"stone":
+            if message.body == b"blocks":
                 await never.wait()
 
         running = asyncio.create_task(member.run())
         await wait_until_async(lambda: len(seen) == 11)
         member.stop()
         await running
-        before = await pull_consumer.committed(queues[0])
-        assert before is not None
-        assert (
-            await pull_consumer.latest_offset(queues[0]) - before == 6
-        )  # the stone and the five messages after it
+        committed = await pull_consumer.committed(queues[0])
+        assert committed is not None
+        # The message that blocks and the five after it are not committed.
+        assert await pull_consumer.latest_offset(queues[0]) - committed == 6
         assert await pull_consumer.committed(queues[1]) == await pull_consumer.latest_offset(
             queues[1]
         )
 
 
-async def test_no_more_is_pulled_than_the_limits_allow(served: Broker) -> None:
+async def test_no_more_messages_are_pulled_than_the_limits_allow(served: Broker) -> None:
     bodies = numbered_bodies(200)
     await send(served, "crowd", *bodies)
     member = Consumer(
@@ -288,8 +287,9 @@ async def test_no_more_is_pulled_than_the_limits_allow(served: Broker) -> None:
         # Private: the state of a member has no public view.
         limiter = member._rebalancer.limiter
         await wait_until_async(lambda: limiter.message_count >= 20)
-        await asyncio.sleep(0.3)  # time for pulls beyond the limit
-        limit = 4 * 32  # one response for each queue may have been on its way
+        # Only time can show that no pull goes beyond the limit.
+        await asyncio.sleep(0.3)
+        limit = 4 * 32  # one response for each queue may have been in flight
         assert limiter.message_count <= limit
         received = await receive(member, 200)
         assert sorted(received) == bodies
@@ -297,7 +297,7 @@ async def test_no_more_is_pulled_than_the_limits_allow(served: Broker) -> None:
 
 
 async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
-    await send(served, "cards", b"made")
+    await send(served, "cards", b"first")
 
     def new_member() -> Consumer:
         return Consumer(

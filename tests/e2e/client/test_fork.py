@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -33,34 +34,35 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield served
 
 
-def in_a_child(work: Callable[[], object]) -> int:
+def run_in_child(function: Callable[[], object]) -> int:
     """Run a function in a child and return its exit code: 0 if nothing was raised."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            work()
+            function()
             code = 0
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def received(served: Server, topic: str, count: int) -> list[bytes]:
+def receive(served: Server, topic: str, count: int) -> list[bytes]:
+    """Return the sorted bodies of the first messages of a topic."""
     with Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
         return sorted(message.body for _, message in zip(range(count), consumer, strict=False))
 
 
-def test_a_producer_of_the_parent_sends_in_its_children(served: Server) -> None:
+def test_a_child_can_send_with_its_parents_producer(served: Server) -> None:
     with Producer(served.namesrv_address, group="p") as producer:
         producer.send(Message("forked", b"parent before"))
         for number in range(CHILDREN):
-            assert in_a_child(partial(producer.send, Message("forked", b"%d" % number))) == 0
+            assert run_in_child(partial(producer.send, Message("forked", b"%d" % number))) == 0
             producer.send(Message("forked", b"parent after %d" % number))
     expected = [b"parent before"]
     expected += [b"%d" % n for n in range(CHILDREN)]
     expected += [b"parent after %d" % n for n in range(CHILDREN)]
-    assert received(served, "forked", len(expected)) == sorted(expected)
+    assert receive(served, "forked", len(expected)) == sorted(expected)
 
 
 def test_children_of_multiprocessing_each_have_their_own_connection(served: Server) -> None:
@@ -76,30 +78,30 @@ def test_children_of_multiprocessing_each_have_their_own_connection(served: Serv
         for child in children:
             child.join(60)
         assert [child.exitcode for child in children] == [0] * CHILDREN
-    assert received(served, "pooled", CHILDREN + 1) == [b"0", b"1", b"2", b"parent"]
+    assert receive(served, "pooled", CHILDREN + 1) == [b"0", b"1", b"2", b"parent"]
 
 
 def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Server) -> None:
     stopped = threading.Event()
     with Producer(served.namesrv_address, group="p") as producer:
 
-        def send_on() -> None:
+        def send_until_stopped() -> None:
             while not stopped.is_set():
                 producer.send(Message("busy", b"x"))
 
-        threads = [threading.Thread(target=send_on) for _ in range(4)]
+        threads = [threading.Thread(target=send_until_stopped) for _ in range(4)]
         for thread in threads:
             thread.start()
-        codes = [in_a_child(lambda: producer.send(Message("busy-child", b"c"))) for _ in range(6)]
+        codes = [run_in_child(lambda: producer.send(Message("busy-child", b"c"))) for _ in range(6)]
         stopped.set()
         for thread in threads:
             thread.join()
     assert codes == [0] * 6
-    assert received(served, "busy-child", 6) == [b"c"] * 6
+    assert receive(served, "busy-child", 6) == [b"c"] * 6
 
 
 def test_a_child_answers_checks_of_its_own_open_transactions(served: Server) -> None:
-    """Checkers registered in the parent are registered by the child's own client too."""
+    """The child's own client registers the checkers of the parent."""
     with Producer(served.namesrv_address, group="forked-checks") as producer:
 
         @producer.checker("left-open")
@@ -117,7 +119,29 @@ def test_a_child_answers_checks_of_its_own_open_transactions(served: Server) -> 
                 while consumer.receive().body != b"from the child":
                     pass
 
-        assert in_a_child(leave_open) == 0
+        assert run_in_child(leave_open) == 0
+
+
+def test_a_child_answers_checks_although_the_threads_of_the_executor_are_gone(
+    served: Server,
+) -> None:
+    def commit(message: ReceivedMessage) -> Verdict:
+        return Verdict.COMMIT
+
+    topic = "executor-of-the-parent"
+    with (
+        ThreadPoolExecutor(1) as executor,
+        Producer(served.namesrv_address, group=topic, check_executor=executor) as producer,
+    ):
+        producer.checker(topic)(commit)
+        executor.submit(os.getpid).result()  # its only thread runs now, in this process
+
+        def leave_open() -> None:
+            producer.transaction(Message(topic, b"from the child")).__enter__()
+            assert receive(served, topic, 1) == [b"from the child"]
+            assert producer.check_counts.committed == 1
+
+        assert run_in_child(leave_open) == 0
 
 
 def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Server) -> None:
@@ -126,23 +150,23 @@ def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Server) -> 
         producer.transaction(Message("parents", b"x")) as tx,
     ):
 
-        def use_it() -> None:
+        def use_in_child() -> None:
             with pytest.raises(WrongProcess, match="fork"):
                 tx.send(Message("parents", b"y"))
 
-        assert in_a_child(use_it) == 0
+        assert run_in_child(use_in_child) == 0
     assert tx.outcome is not None
     assert tx.outcome.acknowledged
-    assert received(served, "parents", 1) == [b"x"]
+    assert receive(served, "parents", 1) == [b"x"]
 
 
 async def test_an_asyncio_client_of_another_process_is_refused(served: Server) -> None:
     async with AsyncProducer(served.namesrv_address, group="p") as producer:
         await producer.send(Message("awaited", b"parent"))
 
-        def use_it() -> None:
+        def use_in_child() -> None:
             with pytest.raises(WrongProcess, match="create a client in each child"):
                 asyncio.run(producer.send(Message("awaited", b"child")))
 
-        assert in_a_child(use_it) == 0
+        assert run_in_child(use_in_child) == 0
         await producer.send(Message("awaited", b"parent again"))

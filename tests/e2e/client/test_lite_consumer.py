@@ -65,49 +65,49 @@ async def test_without_auto_commit_only_commit_stores_offsets(served: Broker) ->
     async with lite() as second:
         assert sorted(await poll(second, 6)) == numbered_bodies(6)
         await second.commit()
-        noted = [await second.committed(queue) for queue in second.assigned_queues]
-        assert sum(offset or 0 for offset in noted) == 6
+        offsets = [await second.committed(queue) for queue in second.assigned_queues]
+        assert sum(offset or 0 for offset in offsets) == 6
     await send(served, "manual", b"more")
     async with lite() as third:
         assert await poll(third, 1) == [b"more"]
 
 
-async def test_assigned_queues_can_be_read_from_anywhere_and_paused(served: Broker) -> None:
-    await send(served, "seeked", b"make")
+async def test_assigned_queues_can_be_read_from_any_offset_and_paused(served: Broker) -> None:
+    await send(served, "seeked", b"first")
     await send_to(served, "seeked", 1, *numbered_bodies(3, "old"))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # only time separates the messages: stored times are compared in ms
     moment = datetime.now(tz=UTC)
     await send_to(served, "seeked", 1, *numbered_bodies(3, "new"))
     async with LiteConsumer(served.namesrv_address, group="g-s", auto_commit=False) as lite:
-        one, other = (await lite.queues("seeked"))[1:3]
-        await lite.assign([one])
-        assert lite.assigned_queues == [one]
-        first = await poll(lite, 6)
-        everything = numbered_bodies(3, "old") + numbered_bodies(3, "new")
-        assert [body for body in first if body != b"make"] == everything
-        await lite.seek_to_begin(one)
-        assert await poll(lite, len(first)) == first
+        queue, other = (await lite.queues("seeked"))[1:3]
+        await lite.assign([queue])
+        assert lite.assigned_queues == [queue]
+        polled = await poll(lite, 6)
+        expected = numbered_bodies(3, "old") + numbered_bodies(3, "new")
+        assert [body for body in polled if body != b"first"] == expected
+        await lite.seek_to_begin(queue)
+        assert await poll(lite, len(polled)) == polled
         # Private: the state of a member has no public view.
-        await lite.seek(one, await lite._rebalancer.queue_client.latest_offset(one) - 2)
-        assert await poll(lite, 2) == everything[-2:]
-        await lite.seek_to_time(one, moment)
+        await lite.seek(queue, await lite._rebalancer.queue_client.latest_offset(queue) - 2)
+        assert await poll(lite, 2) == expected[-2:]
+        await lite.seek_to_time(queue, moment)
         assert (await poll(lite, 3))[-3:] == numbered_bodies(3, "new")
-        await lite.seek_to_end(one)
-        lite.pause(one)
+        await lite.seek_to_end(queue)
+        lite.pause(queue)
         await send_to(served, "seeked", 1, b"last")
-        assert await lite.poll(0.3) == []
-        lite.resume(one)
+        assert await lite.poll(0.3) == []  # only time can show that nothing arrives
+        lite.resume(queue)
         assert await poll(lite, 1) == [b"last"]
         await lite.assign([other])
         assert lite.assigned_queues == [other]
         with pytest.raises(LocalProtocolError, match="assigned"):
-            lite.pause(one)
+            lite.pause(queue)
         with pytest.raises(ValueError, match="negative"):
             await lite.seek(other, -1)
 
 
 async def test_lite_consumers_divide_the_queues(served: Broker) -> None:
-    await send(served, "halved", b"made")
+    await send(served, "halved", b"first")
 
     def lite() -> LiteConsumer:
         subscribe = {"halved": "*"}
@@ -125,10 +125,10 @@ async def test_lite_consumers_divide_the_queues(served: Broker) -> None:
 
 
 async def test_queues_are_pulled_by_hand(served: Broker) -> None:
-    await send(served, "dug", b"make")
-    await send_to(served, "dug", 2, *numbered_bodies(40))
+    await send(served, "pulled", b"first")
+    await send_to(served, "pulled", 2, *numbered_bodies(40))
     async with PullConsumer(served.namesrv_address, group="g-d") as pull_consumer:
-        queue = (await pull_consumer.queues("dug"))[2]
+        queue = (await pull_consumer.queues("pulled"))[2]
         assert not await pull_consumer.committed(queue)
         begin = await pull_consumer.latest_offset(queue) - 40
         pulled = await pull_consumer.pull(queue, begin, max_messages=5)
@@ -139,15 +139,15 @@ async def test_queues_are_pulled_by_hand(served: Broker) -> None:
         end = await pull_consumer.latest_offset(queue)
         assert (await pull_consumer.pull(queue, end)).messages == []
         waiting = asyncio.create_task(pull_consumer.pull(queue, end, wait_s=10))
-        await send_to(served, "dug", 2, b"late")
+        await send_to(served, "pulled", 2, b"late")
         assert [message.body for message in (await waiting).messages] == [b"late"]
         assert await pull_consumer.offset_at_time(queue, datetime.fromtimestamp(0, tz=UTC)) == 0
-        assert len(await pull_consumer.assigned_queues("dug")) == 4
+        assert len(await pull_consumer.assigned_queues("pulled")) == 4
         with pytest.raises(NoRoute):
             await pull_consumer.queues("nowhere")
 
 
-def test_blocking_consumers_do_the_same(served: Broker) -> None:
+def test_blocking_consumers_poll_pull_and_commit(served: Broker) -> None:
     address = served.namesrv_address
     asyncio.run(send(served, "plain", *numbered_bodies(4)))
     with blocking.LiteConsumer(address, group="g-p", subscribe={"plain": "*"}) as lite:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from escrowmq import Consumer, PullConsumer, ReceivedMessage
-from escrowmq.client.consumer import rebalance as member_module
+from escrowmq.client.consumer import rebalance as rebalance_module
 from escrowmq.client.heartbeat import ConsumerHeartbeat
 from escrowmq.clock import SystemClock
 from tests.support.brokers import Server
@@ -24,8 +24,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield served
 
 
-def orderly(served: Broker, group: str, **more: object) -> Consumer:
-    return Consumer(served.namesrv_address, group=group, orderly=True, suspend_s=0.1, **more)  # type: ignore[arg-type]
+def orderly(served: Broker, group: str, **options: object) -> Consumer:
+    return Consumer(served.namesrv_address, group=group, orderly=True, suspend_s=0.1, **options)  # type: ignore[arg-type]
 
 
 async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -> None:
@@ -40,7 +40,7 @@ async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -
     async def handle(message: ReceivedMessage) -> None:
         assert message.queue_id not in busy
         busy.add(message.queue_id)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # lets another handler run, if one were started too early
         busy.remove(message.queue_id)
         if message.body == b"y003" and len(failed) < 2:
             failed.append(message.reconsume_times)
@@ -52,10 +52,10 @@ async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -
     consumer.stop()
     await running
     assert failed == [0, 1]
-    for first in (b"x", b"y", b"z"):
-        mine = [body for body in seen if body.startswith(first)]
-        assert mine == sorted(mine)
-        assert len(mine) == 8
+    for key in "xyz":
+        bodies = [body for body in seen if body.startswith(key.encode())]
+        assert bodies == sorted(bodies)
+        assert len(bodies) == 8
 
 
 async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: Broker) -> None:
@@ -67,14 +67,14 @@ async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: 
     async def handle(message: ReceivedMessage) -> None:
         seen.append((message.body, message.reconsume_times))
         if message.body == b"001":
-            raise OSError("never")
+            raise OSError("planted")
 
     running = asyncio.create_task(consumer.run())
     await wait_until_async(lambda: (b"002", 0) in seen)
     await consumer.close()
     await running
     assert seen == [(b"000", 0), (b"001", 0), (b"001", 1), (b"001", 2), (b"002", 0)]
-    async with PullConsumer(served.namesrv_address, group="undertaker") as pull_consumer:
+    async with PullConsumer(served.namesrv_address, group="operator") as pull_consumer:
         (queue,) = await pull_consumer.queues("%DLQ%g-barred")
         assert [message.body for message in (await pull_consumer.pull(queue, 0)).messages] == [
             b"001"
@@ -98,15 +98,17 @@ async def test_a_second_member_continues_where_the_first_one_stopped(served: Bro
                     and len(queues_of_topic(second.assigned_queues, "handed")) == 2
                 )
             )
-            rest = asyncio.create_task(second.receive())
-            await asyncio.wait([receiving, rest], return_when="FIRST_COMPLETED", timeout=WAIT_S)
+            # Either member may own the queue of the remaining messages now.
+            other_receiving = asyncio.create_task(second.receive())
+            tasks = [receiving, other_receiving]
+            await asyncio.wait(tasks, return_when="FIRST_COMPLETED", timeout=WAIT_S)
             owner = first if receiving.done() else second
-            seen.append((receiving if receiving.done() else rest).result().body)
+            seen.append((receiving if receiving.done() else other_receiving).result().body)
             async with asyncio.timeout(WAIT_S):
                 seen += [(await owner.receive()).body for _ in range(2)]
-            for task in (receiving, rest):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(receiving, rest, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         await wait_until_async(lambda: len(queues_of_topic(first.assigned_queues, "handed")) == 4)
     assert seen == numbered_bodies(6)
 
@@ -115,30 +117,30 @@ async def test_a_queue_locked_by_another_member_is_released(
     served: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This happens after a long pause of the process, when its locks have expired."""
-    monkeypatch.setattr(member_module, "LOCK_INTERVAL_S", 0.2)
+    monkeypatch.setattr(rebalance_module, "LOCK_INTERVAL_S", 0.2)
     await send(served, "stolen", b"x")
     async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as member:
         await wait_until_async(lambda: len(queues_of_topic(member.assigned_queues, "stolen")) == 4)
         queue = next(queue for queue in member.assigned_queues if queue.topic == "stolen")
         # Private: the state of a member has no public view.
-        membership = member._rebalancer.heartbeat
-        thief = ConsumerHeartbeat(
+        heartbeat = member._rebalancer.heartbeat
+        other = ConsumerHeartbeat(
             served.namesrv_address,
-            lambda line, request: None,
+            lambda connection, request: None,
             group="g-stolen",
-            client_id="thief",
+            client_id="other",
             # Private: the state of a member has no public view.
             entry=member._rebalancer.consumer_entry,
             clock=SystemClock(),
         )
         async with asyncio.timeout(WAIT_S):
-            await membership.unlock([queue])
-            while not (await thief.lock([queue]))[queue]:  # the lock was extended in between
-                await membership.unlock([queue])
+            await heartbeat.unlock([queue])
+            while not (await other.lock([queue]))[queue]:  # the lock was extended in between
+                await heartbeat.unlock([queue])
         await wait_until_async(lambda: queue not in member.assigned_queues)
-        assert (await membership.lock([queue])) == {queue: False}
-        await thief.unlock([queue])
-        await thief.leave()
+        assert (await heartbeat.lock([queue])) == {queue: False}
+        await other.unlock([queue])
+        await other.leave()
         await wait_until_async(lambda: queue in member.assigned_queues)
 
 
@@ -147,18 +149,18 @@ async def test_a_message_that_fails_while_its_queue_is_released_goes_to_the_next
 ) -> None:
     await send(served, "refused", *numbered_bodies(3), sharding_key="k")
     first = orderly(served, "g-refused")
-    begun = asyncio.Event()
+    handler_started = asyncio.Event()
     may_fail = asyncio.Event()
 
     @first.on("refused")
     async def handle(message: ReceivedMessage) -> None:
-        begun.set()
+        handler_started.set()
         await may_fail.wait()
-        raise OSError("no")
+        raise OSError("planted")
 
     running = asyncio.create_task(first.run())
     async with asyncio.timeout(WAIT_S):
-        await begun.wait()
+        await handler_started.wait()
         first.stop()
         may_fail.set()
         await running

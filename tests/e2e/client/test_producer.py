@@ -17,11 +17,11 @@ from escrowmq.errors import (
     TransportError,
 )
 from tests.support.brokers import Server
+from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
 
 CONF = {"transactionTimeOut": 1000, "transactionCheckInterval": 500}
-WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def bodies(served: Server, topic: str) -> list[bytes]:
     with served.client() as reader:
         return [record.body for queue in range(4) for record in reader.pull_all(topic, queue)]
-
-
-async def until(served: Server, topic: str, expected: list[bytes]) -> None:
-    """Wait for messages that only a check commits."""
-    async with asyncio.timeout(WAIT_S):
-        while sorted(bodies(served, topic)) != sorted(expected):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
 
 
 async def test_a_message_is_received_as_it_was_sent(served: Server) -> None:
@@ -90,27 +83,28 @@ async def test_rollback_is_not_raised_outside_the_block(served: Server) -> None:
 @pytest.mark.parametrize("kind", ["coroutine", "function"])
 async def test_after_any_other_exception_the_checker_decides(served: Server, kind: str) -> None:
     topic = f"checked-{kind}"
-    asked: list[ReceivedMessage] = []
+    checked: list[ReceivedMessage] = []
 
-    def answer(message: ReceivedMessage) -> Verdict | None:
-        asked.append(message)
-        if len(asked) == 1:
-            raise ValueError("the first time it does not know")
-        return None if len(asked) == 2 else Verdict.COMMIT
+    def check(message: ReceivedMessage) -> Verdict | None:
+        """Fail in the first check, return no verdict in the second, and commit in the third."""
+        checked.append(message)
+        if len(checked) == 1:
+            raise ValueError("planted")
+        return None if len(checked) == 2 else Verdict.COMMIT
 
-    async def answer_later(message: ReceivedMessage) -> Verdict | None:
-        return answer(message)
+    async def check_async(message: ReceivedMessage) -> Verdict | None:
+        return check(message)
 
     async with Producer(served.namesrv_address, group=f"g-{kind}") as producer:
-        producer.checker(topic)(answer_later if kind == "coroutine" else answer)
+        producer.checker(topic)(check_async if kind == "coroutine" else check)
         with pytest.raises(ZeroDivisionError):
             async with producer.transaction(Message(topic, b"maybe", keys="k")) as tx:
                 raise ZeroDivisionError
         assert tx.outcome is not None
         assert tx.outcome.state == "open"
-        await until(served, topic, [b"maybe"])
-    assert {message.transaction_id for message in asked} == {tx.id}
-    assert {(message.topic, message.body, message.keys) for message in asked} == {
+        await wait_until_async(lambda: bodies(served, topic) == [b"maybe"])
+    assert {message.transaction_id for message in checked} == {tx.id}
+    assert {(message.topic, message.body, message.keys) for message in checked} == {
         (topic, b"maybe", "k")
     }
 
@@ -134,15 +128,15 @@ async def test_a_transaction_decided_otherwise_raises_transaction_conflict(serve
                 # Private: an END that the public API would never send.
                 fields = producer._ender.end_header(half, Verdict.ROLLBACK)
                 # Private: the request goes past the public API.
-                line = await producer._connect(half.queue, False)
-                await line.call_checked(37, fields, timeout_s=3)
+                connection = await producer._connect(half.queue, False)
+                await connection.call_checked(37, fields, timeout_s=3)
     assert bodies(served, "contradicted") == []
 
 
-async def test_errors_say_whether_to_retry(served: Server) -> None:
+async def test_errors_tell_whether_to_retry(served: Server) -> None:
     async with Producer(served.namesrv_address, group="p", retries=0) as producer:
         with pytest.raises(RequestRefused) as refused:
-            await producer.send(Message("RMQ_SYS_TRANS_HALF_TOPIC", b"x"))
+            await producer.send(Message("audit", b"x", properties={"long": "x" * 40_000}))
         assert not refused.value.may_have_happened
     async with Producer("127.0.0.1:1", group="p") as producer:
         with pytest.raises(TransportError) as failed:
@@ -151,13 +145,13 @@ async def test_errors_say_whether_to_retry(served: Server) -> None:
         assert not isinstance(failed.value, NoRoute)
 
 
-async def test_a_broker_that_returns_is_used_again(tmp_path: Path) -> None:
+async def test_a_restarted_broker_is_used_again(tmp_path: Path) -> None:
     with Server(tmp_path, conf={**CONF, "flushDiskType": "SYNC_FLUSH"}) as served:
         async with Producer(served.namesrv_address, group="p", timeout_s=2) as producer:
             await producer.send(Message("survivor", b"before"))
             await asyncio.to_thread(served.kill)
             with pytest.raises(EscrowError):
-                await producer.send(Message("survivor", b"nobody there"))
+                await producer.send(Message("survivor", b"broker is down"))
             await asyncio.to_thread(served.start)
             await producer.send(Message("survivor", b"after"))
             async with producer.transaction(Message("survivor", b"in a transaction")):

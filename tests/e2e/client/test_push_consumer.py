@@ -1,4 +1,4 @@
-"""Handlers: concurrency, redelivery after a failure, and a stop that finishes them."""
+"""Message handlers: concurrency, redelivery after a failure, and a stop that waits for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield served
 
 
-async def open_offsets(served: Broker, group: str, topic: str) -> int:
+async def unacknowledged_count(served: Broker, group: str, topic: str) -> int:
     """Return how many messages of a topic the group has not acknowledged."""
     async with PullConsumer(served.namesrv_address, group=group) as pull_consumer:
         return sum(
@@ -68,7 +68,7 @@ async def test_functions_and_coroutines_get_the_messages_they_registered_for(
     await consumer.close()
     await running
     assert sorted(seen) == [("aside", b"d"), ("loop", b"a"), ("thread", b"b")]
-    assert await open_offsets(served, "g-pushed", "pushed") == 0
+    assert await unacknowledged_count(served, "g-pushed", "pushed") == 0
 
 
 async def test_a_handler_registered_later_widens_the_filter(served: Broker) -> None:
@@ -97,15 +97,15 @@ async def test_a_handler_registered_later_widens_the_filter(served: Broker) -> N
 async def test_no_more_handlers_run_than_concurrency_allows(served: Broker) -> None:
     await send(served, "wide", *numbered_bodies(20))
     consumer = Consumer(served.namesrv_address, group="g-wide", concurrency=4)
-    now, most, done = 0, 0, 0
+    running_count, most, done = 0, 0, 0
 
     @consumer.on("wide")
     async def handle(message: ReceivedMessage) -> None:
-        nonlocal now, most, done
-        now += 1
-        most = max(most, now)
-        await asyncio.sleep(0.02)
-        now -= 1
+        nonlocal running_count, most, done
+        running_count += 1
+        most = max(most, running_count)
+        await asyncio.sleep(0.02)  # lets other handlers start meanwhile
+        running_count -= 1
         done += 1
 
     running = asyncio.create_task(consumer.run())
@@ -124,7 +124,7 @@ async def test_a_message_comes_again_after_an_exception(served: Broker) -> None:
     async def handle(message: ReceivedMessage) -> None:
         times.append(message.reconsume_times)
         if len(times) < 3:
-            raise OSError("not now")
+            raise OSError("planted")
         consumer.stop()
 
     async with asyncio.timeout(WAIT_S):
@@ -135,25 +135,25 @@ async def test_a_message_comes_again_after_an_exception(served: Broker) -> None:
 async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(served: Broker) -> None:
     await send(served, "halted", *numbered_bodies(12))
     consumer = Consumer(served.namesrv_address, group="g-halted", concurrency=3)
-    begun: list[bytes] = []
+    started: list[bytes] = []
     ended: list[bytes] = []
     may_end = asyncio.Event()
 
     @consumer.on("halted")
     async def handle(message: ReceivedMessage) -> None:
-        begun.append(message.body)
+        started.append(message.body)
         await may_end.wait()
         ended.append(message.body)
 
     running = asyncio.create_task(consumer.run())
-    await wait_until_async(lambda: len(begun) == 3)
+    await wait_until_async(lambda: len(started) == 3)
     closing = asyncio.create_task(consumer.close())
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # only time can show that close() waits for the handlers
     assert not closing.done()
     may_end.set()
     await closing
     await running
-    assert sorted(begun) == sorted(ended)
+    assert sorted(started) == sorted(ended)
     assert len(ended) == 3
     second = Consumer(served.namesrv_address, group="g-halted", subscribe={"halted": "*"})
     async with second, asyncio.timeout(WAIT_S):
@@ -161,7 +161,7 @@ async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(serv
     assert remaining | set(ended) == set(numbered_bodies(12))
 
 
-SCRIPT = """
+ASYNCIO_PROGRAM = """
 import asyncio, sys
 from escrowmq import Consumer
 
@@ -170,7 +170,7 @@ async def main():
 
     @consumer.on("signalled")
     async def handle(message):
-        print("began", flush=True)
+        print("started", flush=True)
         await asyncio.sleep(1)
         print("ended", flush=True)
 
@@ -179,7 +179,7 @@ async def main():
 
 asyncio.run(main())
 """
-BLOCKING = """
+BLOCKING_PROGRAM = """
 import sys, threading
 from escrowmq.blocking import Consumer
 
@@ -187,7 +187,7 @@ consumer = Consumer(sys.argv[1], group="g-signal")
 
 @consumer.on("signalled")
 def handle(message):
-    print("began", flush=True)
+    print("started", flush=True)
     threading.Event().wait(1)
     print("ended", flush=True)
 
@@ -196,36 +196,41 @@ print("left", flush=True)
 """
 
 
-async def started(script: str, served: Broker, directory: Path) -> asyncio.subprocess.Process:
-    path = directory / "script.py"
-    path.write_text(script)
+async def start_program(
+    program: str, served: Broker, directory: Path
+) -> asyncio.subprocess.Process:
+    path = directory / "program.py"
+    path.write_text(program)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, str(path), served.namesrv_address), stdout=asyncio.subprocess.PIPE
     )
 
 
-@pytest.mark.parametrize("script", [SCRIPT, BLOCKING], ids=["asyncio", "blocking"])
+@pytest.mark.parametrize(
+    "program", [ASYNCIO_PROGRAM, BLOCKING_PROGRAM], ids=["asyncio", "blocking"]
+)
 async def test_a_signal_ends_the_process_after_the_running_handler(
-    served: Broker, script: str, tmp_path: Path
+    served: Broker, program: str, tmp_path: Path
 ) -> None:
     await send(served, "signalled", b"x")
-    process = await started(script, served, tmp_path)
+    process = await start_program(program, served, tmp_path)
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
-        assert await process.stdout.readline() == b"began\n"
+        assert await process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGTERM)
         assert await process.stdout.read() == b"ended\nleft\n"
         assert await process.wait() == 0
-    assert await open_offsets(served, "g-signal", "signalled") == 0
+    assert await unacknowledged_count(served, "g-signal", "signalled") == 0
 
 
 async def test_messages_of_a_killed_member_go_to_the_others(served: Broker, tmp_path: Path) -> None:
     await send(served, "orphaned", b"x")
-    script = SCRIPT.replace("signalled", "orphaned").replace("g-signal", "g-orphaned")
-    process = await started(script.replace("sleep(1)", "sleep(1000)"), served, tmp_path)
+    program = ASYNCIO_PROGRAM.replace("signalled", "orphaned").replace("g-signal", "g-orphaned")
+    program = program.replace("sleep(1)", "sleep(1000)")
+    process = await start_program(program, served, tmp_path)
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
-        assert await process.stdout.readline() == b"began\n"
+        assert await process.stdout.readline() == b"started\n"
         member = Consumer(served.namesrv_address, group="g-orphaned", subscribe={"orphaned": "*"})
         async with member:
             process.kill()
@@ -234,24 +239,24 @@ async def test_messages_of_a_killed_member_go_to_the_others(served: Broker, tmp_
 
 
 async def test_a_message_that_the_broker_has_lost_is_sent_back_as_a_copy(served: Broker) -> None:
-    await send(served, "kept", b"x")
-    member = Consumer(served.namesrv_address, group="g-kept", subscribe={"kept": "*"})
+    await send(served, "copied", b"x")
+    member = Consumer(served.namesrv_address, group="g-copied", subscribe={"copied": "*"})
     async with member, asyncio.timeout(WAIT_S):
         message = await member.receive()
         # The private queue client, because only a wrong log offset makes the broker refuse.
         await member._rebalancer.queue_client.send_back(
             replace(message, log_offset=1 << 40),
-            next(queue for queue in member.assigned_queues if queue.topic == "kept"),
+            next(queue for queue in member.assigned_queues if queue.topic == "copied"),
             delay_level=1,
         )
         again = await member.receive()
-        assert (again.topic, again.body, again.reconsume_times) == ("kept", b"x", 1)
+        assert (again.topic, again.body, again.reconsume_times) == ("copied", b"x", 1)
 
 
 async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be sent back, so the same consumer gets it again, and later messages too."""
+    """It cannot be sent back, so the same consumer handles it again, and then later messages."""
     monkeypatch.setattr(consumer_module, "REDELIVERY_DELAY_S", 0.1)
     with Server(tmp_path, conf=CONF) as served:
         await send(served, "outlived", b"x")
@@ -273,7 +278,7 @@ async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
         await consumer.close()
         await running
         assert seen == [(b"x", 0), (b"x", 1), (b"y", 0)]
-        assert await open_offsets(served, "g-outlived", "outlived") == 0
+        assert await unacknowledged_count(served, "g-outlived", "outlived") == 0
 
 
 async def test_invalid_handlers_are_refused(served: Broker) -> None:

@@ -29,62 +29,63 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 async def test_each_request_gets_its_own_reply(served: Server) -> None:
     async with (
-        Producer(served.namesrv_address, group="asks") as producer,
-        Producer(served.namesrv_address, group="asks") as other,
+        Producer(served.namesrv_address, group="requesters") as producer,
+        Producer(served.namesrv_address, group="requesters") as other,
         Consumer(served.namesrv_address, group="replies") as consumer,
     ):
 
-        @consumer.on("questions")
+        @consumer.on("requests")
         async def reply(message: ReceivedMessage) -> None:
             await consumer.reply(message, b"re: " + message.body, properties={"a": "b"})
 
         running = asyncio.create_task(consumer.run())
-        asked = [
-            (one.request(Message("questions", b"%d" % n), WAIT_S), b"re: %d" % n)
-            for n, one in enumerate([producer, other] * 5)
-        ]
-        replies = await asyncio.gather(*(reply for reply, _ in asked))
+        replies = await asyncio.gather(
+            *(
+                requester.request(Message("requests", b"%d" % number), WAIT_S)
+                for number, requester in enumerate([producer, other] * 5)
+            )
+        )
         consumer.stop()
         await running
-    assert [reply.body for reply in replies] == [body for _, body in asked]
+    assert [reply.body for reply in replies] == [b"re: %d" % number for number in range(10)]
     assert {reply.properties["a"] for reply in replies} == {"b"}
 
 
 async def test_a_large_request_in_a_namespace_is_replied_to(served: Server) -> None:
-    at, size = served.namesrv_address, 20_000
+    address, size = served.namesrv_address, 20_000
     async with (
-        Producer(at, group="asks", namespace="n") as producer,
-        Consumer(at, group="large", subscribe={"large": "*"}, namespace="n") as consumer,
+        Producer(address, group="requesters", namespace="n") as producer,
+        Consumer(address, group="large", subscribe={"large": "*"}, namespace="n") as consumer,
     ):
-        asking = asyncio.create_task(producer.request(Message("large", b"x" * size), WAIT_S))
+        requesting = asyncio.create_task(producer.request(Message("large", b"x" * size), WAIT_S))
         message = await consumer.receive()
         await consumer.reply(message, message.body)
-        assert (await asking).body == b"x" * size
+        assert (await requesting).body == b"x" * size
 
 
 async def test_a_missing_reply_raises_and_a_late_one_is_dropped(served: Server) -> None:
-    at = served.namesrv_address
+    address = served.namesrv_address
     async with (
-        Producer(at, group="asks") as producer,
-        Consumer(at, group="late", subscribe={"late": "*"}) as consumer,
+        Producer(address, group="requesters") as producer,
+        Consumer(address, group="late", subscribe={"late": "*"}) as consumer,
     ):
-        await producer.send(Message("late", b"makes the topic"))
+        await producer.send(Message("late", b"creates the topic"))
         await consumer.receive()
         with pytest.raises(OutcomeUnknown, match=r"no reply in 0.5 s"):
             await producer.request(Message("late", b"?"), 0.5)
         await consumer.reply(await consumer.receive(), b"too late")
-        asking = asyncio.create_task(producer.request(Message("late", b"again"), WAIT_S))
+        requesting = asyncio.create_task(producer.request(Message("late", b"again"), WAIT_S))
         await consumer.reply(await consumer.receive(), b"in time")
-        assert (await asking).body == b"in time"
+        assert (await requesting).body == b"in time"
         # Private: what stays in memory has no public view.
         assert producer._pending_replies._pending == {}
 
 
 async def test_only_a_request_in_flight_can_be_replied_to(served: Server) -> None:
-    at = served.namesrv_address
+    address = served.namesrv_address
     async with (
-        Producer(at, group="asks") as producer,
-        Consumer(at, group="wrong", subscribe={"wrong": "*"}) as consumer,
+        Producer(address, group="requesters") as producer,
+        Consumer(address, group="wrong", subscribe={"wrong": "*"}) as consumer,
     ):
         for body in (b"1", b"2"):
             await producer.send(Message("wrong", body))
@@ -97,11 +98,11 @@ async def test_only_a_request_in_flight_can_be_replied_to(served: Server) -> Non
 
 
 def test_blocking_clients_request_and_reply(served: Server) -> None:
-    at = served.namesrv_address
+    address = served.namesrv_address
 
     with (
-        blocking.Producer(at, group="asks") as producer,
-        blocking.Consumer(at, group="blocking", subscribe={"blocking": "*"}) as consumer,
+        blocking.Producer(address, group="requesters") as producer,
+        blocking.Consumer(address, group="blocking", subscribe={"blocking": "*"}) as consumer,
     ):
 
         def reply_once() -> None:
@@ -120,19 +121,19 @@ async def test_handlers_continue_the_trace_of_the_sender(served: Server) -> None
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    current: dict[bytes, int] = {}
+    current_spans: dict[bytes, int] = {}  # the span id in the handler, by message body
     consumer = Consumer(served.namesrv_address, group="traced", telemetry=provider)
 
-    def note(message: ReceivedMessage) -> None:
-        current[message.body] = trace.get_current_span().get_span_context().span_id
+    def record_span(message: ReceivedMessage) -> None:
+        current_spans[message.body] = trace.get_current_span().get_span_context().span_id
 
     @consumer.on("traced", "loop")
     async def on_the_loop(message: ReceivedMessage) -> None:
-        note(message)
+        record_span(message)
 
     @consumer.on("traced", "thread")
     def in_a_thread(message: ReceivedMessage) -> None:
-        note(message)
+        record_span(message)
         if not message.reconsume_times:
             raise ZeroDivisionError
 
@@ -140,7 +141,9 @@ async def test_handlers_continue_the_trace_of_the_sender(served: Server) -> None
         await producer.send(Message("traced", b"l", tags="loop"))
         await producer.send(Message("traced", b"t", tags="thread"))
     running = asyncio.create_task(consumer.run())
-    await wait_until_async(lambda: len(processed(exporter)) == 3)  # the failed message came again
+    await wait_until_async(
+        lambda: len(processed(exporter)) == 3
+    )  # the failed message is delivered twice
     consumer.stop()
     await running
     sent = {
@@ -151,7 +154,7 @@ async def test_handlers_continue_the_trace_of_the_sender(served: Server) -> None
     spans = processed(exporter)
     assert {span.parent.span_id for span in spans if span.parent is not None} == sent
     ids = {span.context.span_id for span in spans if span.context is not None}
-    assert set(current.values()) <= ids
+    assert set(current_spans.values()) <= ids
     failed = [span for span in spans if not span.status.is_ok]
     assert len(failed) == 1
     assert [event.name for event in failed[0].events] == ["exception"]

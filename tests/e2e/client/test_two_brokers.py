@@ -1,5 +1,5 @@
-"""Two brokers, one of them killed with SIGKILL: sends continue, nothing acknowledged is lost, and a
-transaction over both is decided alike."""
+"""Two brokers, one of which is killed with SIGKILL: sends continue, no acknowledged message is
+lost, and a transaction over both brokers is decided the same way on both."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ CONF = {
     "registerNameServerPeriod": 10_000,
 }
 SENDERS = 16
-MORE = 400  # acknowledged after the kill, before the load ends
+MESSAGES = 400  # acknowledged before the kill, and again after it
 
 
-class Pair:
+class TwoBrokers:
     """Two brokers. `first` is also the name server; only `second` is killed."""
 
     def __init__(self, directory: Path) -> None:
         a, b = NAMES
         self.first = Server(directory / a, conf={**CONF, "brokerName": a})
-        at = self.first.namesrv_address
-        self.second = Server(
-            directory / b, role="broker", conf={**CONF, "brokerName": b, "namesrvAddr": at}
-        )
-        self.namesrv_address = at
+        self.namesrv_address = self.first.namesrv_address
+        conf = {**CONF, "brokerName": b, "namesrvAddr": self.namesrv_address}
+        self.second = Server(directory / b, role="broker", conf=conf)
 
-    async def make_topic(self, topic: str) -> None:
-        for served in (self.first, self.second):
-            with served.client() as client:
+    async def create_topic(self, topic: str) -> None:
+        """Create a topic on both brokers, and wait until both are in its route."""
+        for broker in (self.first, self.second):
+            with broker.client() as client:
                 client.create_topic(topic)
-        async with Producer(self.namesrv_address, group="looks") as producer:
+        async with Producer(self.namesrv_address, group="observers") as producer:
             async with asyncio.timeout(WAIT_S):
                 while True:
                     with contextlib.suppress(EscrowError):
-                        if {q.broker for q in await producer.queues(topic)} == set(NAMES):
+                        queues = await producer.queues(topic)
+                        if {queue.broker for queue in queues} == set(NAMES):
                             return
                     # Private: clients refresh their routes only every half minute.
                     await producer._routes.refresh()
@@ -62,7 +62,7 @@ class Pair:
     async def stored(self, topic: str) -> dict[str, list[bytes]]:
         """Return the bodies of all messages of a topic, by broker."""
         stored: dict[str, list[bytes]] = {name: [] for name in NAMES}
-        async with PullConsumer(self.namesrv_address, group="looks") as pull_consumer:
+        async with PullConsumer(self.namesrv_address, group="observers") as pull_consumer:
             for queue in await pull_consumer.queues(topic):
                 offset, end = 0, await pull_consumer.latest_offset(queue)
                 while offset < end:
@@ -72,23 +72,23 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    pair = Pair(tmp_path_factory.mktemp("pair"))
-    with pair.first, pair.second:
-        yield pair
+def two_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoBrokers]:
+    two_brokers = TwoBrokers(tmp_path_factory.mktemp("two_brokers"))
+    with two_brokers.first, two_brokers.second:
+        yield two_brokers
 
 
 async def test_sends_continue_when_a_broker_is_killed_and_nothing_acknowledged_is_lost(
-    pair: Pair,
+    two_brokers: TwoBrokers,
 ) -> None:
-    await pair.make_topic("load")
+    await two_brokers.create_topic("load")
     acknowledged: dict[bytes, SendResult] = {}
     refused: list[EscrowError] = []
-    is_over = asyncio.Event()
+    should_stop = asyncio.Event()
 
-    async def send_on(producer: Producer, sender: int) -> None:
+    async def send_until_stopped(producer: Producer, sender: int) -> None:
         number = 0
-        while not is_over.is_set():
+        while not should_stop.is_set():
             body = b"%d-%d" % (sender, number)
             number += 1
             try:
@@ -96,60 +96,60 @@ async def test_sends_continue_when_a_broker_is_killed_and_nothing_acknowledged_i
             except EscrowError as error:
                 refused.append(error)
 
-    async with Producer(pair.namesrv_address, group="load", timeout_s=10) as producer:
-        senders = [asyncio.create_task(send_on(producer, n)) for n in range(SENDERS)]
+    async with Producer(two_brokers.namesrv_address, group="load", timeout_s=10) as producer:
+        senders = [asyncio.create_task(send_until_stopped(producer, n)) for n in range(SENDERS)]
         await wait_until_async(
             lambda: {r.queue.broker for r in acknowledged.values()} == set(NAMES)
         )
-        await wait_until_async(lambda: len(acknowledged) > MORE)
-        pair.second.kill()
-        after = len(acknowledged) + MORE
-        await wait_until_async(lambda: len(acknowledged) > after)
-        is_over.set()
+        await wait_until_async(lambda: len(acknowledged) > MESSAGES)
+        two_brokers.second.kill()
+        target = len(acknowledged) + MESSAGES
+        await wait_until_async(lambda: len(acknowledged) > target)
+        should_stop.set()
         await asyncio.gather(*senders)
     assert refused == []  # a failed attempt was repeated on the other broker
-    pair.second.start()
-    await pair.make_topic("load")
-    stored = await pair.stored("load")
+    two_brokers.second.start()
+    await two_brokers.create_topic("load")
+    stored = await two_brokers.stored("load")
     for body, result in acknowledged.items():
         assert body in stored[result.queue.broker]
-    # A message is there twice only if the killed broker stored it without responding.
+    # A message may be on both brokers if the killed one stored it without responding.
     assert all(max(Counter(bodies).values()) == 1 for bodies in stored.values())
 
 
 async def park_on_both(tx: Transaction, topic: str) -> None:
-    """Sends use the queues in turn, so both brokers soon have half messages."""
+    """Send until both brokers have half messages; sends use the queues in turn."""
     while {half.queue.broker for half in tx.halves} != set(NAMES):
         await tx.send(Message(topic, b"x"))
 
 
 @pytest.mark.parametrize("verdict", [Verdict.COMMIT, Verdict.ROLLBACK])
-async def test_a_transaction_over_two_brokers_is_decided_alike_although_one_is_killed(
-    pair: Pair, verdict: Verdict
+async def test_a_transaction_over_two_brokers_has_one_decision_although_one_is_killed(
+    two_brokers: TwoBrokers, verdict: Verdict
 ) -> None:
     topic = f"to-{verdict.name.lower()}"
-    await pair.make_topic(topic)
-    asked: list[str] = []
-    async with Producer(pair.namesrv_address, group="both", heartbeat_s=1) as producer:
+    await two_brokers.create_topic(topic)
+    checked: list[str] = []
+    async with Producer(two_brokers.namesrv_address, group="both", heartbeat_s=1) as producer:
 
         @producer.checker(topic)
-        async def was_it_saved(message: ReceivedMessage) -> Verdict:
-            asked.append(message.broker or message.transaction_id)
+        async def check(message: ReceivedMessage) -> Verdict:
+            checked.append(message.broker or message.transaction_id)
             return verdict
 
         tx = await producer.transaction(Message(topic, b"x"), id="t-1").__aenter__()
         await park_on_both(tx, topic)
         halves = Counter(half.queue.broker for half in tx.halves)
-        pair.second.kill()
+        two_brokers.second.kill()
         outcome = await tx.end(verdict)
         assert not outcome.acknowledged  # broker-a confirmed it, broker-b did not respond
         assert NAMES[1] in outcome.detail
         assert NAMES[0] not in outcome.detail
-        pair.second.start()
-        await wait_until_async(lambda: asked)  # the killed broker checks after its restart
-        wanted = dict(halves) if verdict is Verdict.COMMIT else dict.fromkeys(NAMES, 0)
-        await wait_until_async(lambda: open_halves(pair.second) == 0)
-    await pair.make_topic(topic)
-    stored = await pair.stored(topic)
-    assert {name: len(bodies) for name, bodies in stored.items()} == wanted
-    assert open_halves(pair.first) == 0
+        two_brokers.second.start()
+        await wait_until_async(lambda: checked)  # the killed broker checks after its restart
+        expected = dict(halves) if verdict is Verdict.COMMIT else dict.fromkeys(NAMES, 0)
+        await wait_until_async(lambda: open_halves(two_brokers.second) == 0)
+    await two_brokers.create_topic(topic)
+    stored = await two_brokers.stored(topic)
+    assert {name: len(bodies) for name, bodies in stored.items()} == expected
+    assert open_halves(two_brokers.first) == 0

@@ -1,4 +1,4 @@
-"""One broker for each test file, and unique names for each test."""
+"""Fixtures: a broker for each test file, two clients, and names that are unique for each test."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def client(served: Server) -> Iterator[Client]:
-    with served.client() as line:
-        yield line
+    with served.client() as client:
+        yield client
 
 
 @pytest.fixture
 def other(served: Server) -> Iterator[Client]:
-    with served.client() as line:
-        yield line
+    with served.client() as client:
+        yield client
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Topics, groups, their members and queue locks."""
+"""Topics, consumer groups, their members and queue locks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tests.support.messaging import bodies, send_v1_fields, unique_numbers
 
 pytestmark = pytest.mark.slow
 
-
-NOTIFY_CONSUMER_IDS_CHANGED = 40
+NOTIFY_CONSUMER_IDS_CHANGED, LOCK, UNLOCK = 40, 41, 42
 
 
 # --- topics and groups ---------------------------------------------------------------------------
@@ -26,7 +25,9 @@ def test_the_first_message_creates_a_topic_like_its_template(
 ) -> None:
     name = f"auto-{next(unique_numbers)}"
     client.expect(10, send_v1_fields(name, defaultTopicQueueNums=100), b"1")
-    assert client.request(10, send_v1_fields(name, queueId=7), b"2").code == 0  # the template has 8
+    assert (
+        client.request(10, send_v1_fields(name, queueId=7), b"2").code == 0
+    )  # the template has 8 queues
     assert client.request(10, send_v1_fields(name, queueId=8), b"3").code == 29
     assert bodies(client.pull_all(name, 0)) == [b"1"]
 
@@ -41,8 +42,8 @@ def test_the_first_message_creates_a_topic_like_its_template(
 )
 def test_invalid_names_and_system_topics_cannot_be_created(client: Client, name: str) -> None:
     fields = {"topic": name, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1}
-    more = {"perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False}
-    assert client.request(17, {**fields, **more}).code == 29
+    fields |= {"perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False}
+    assert client.request(17, fields).code == 29
 
 
 @pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "TBW102"])
@@ -81,10 +82,10 @@ def test_an_invalid_group_is_refused(client: Client, body: bytes) -> None:
     assert client.request(200, body=body).code != 0
 
 
-# --- members, locks ------------------------------------------------------------------------------
+# --- members and locks ---------------------------------------------------------------------------
 
 
-def beat(client: Client, client_id: str, group: str, topic: str, **changes: Any) -> Response:
+def heartbeat(client: Client, client_id: str, group: str, topic: str, **changes: Any) -> Response:
     subscription = {"topic": topic, "subString": "*", "subVersion": 1, "expressionType": "TAG"}
     consumer = {
         "groupName": group,
@@ -100,39 +101,41 @@ def beat(client: Client, client_id: str, group: str, topic: str, **changes: Any)
 
 
 def members(client: Client, group: str) -> list[str]:
-    answer = client.expect(38, {"consumerGroup": group})
-    return sorted(json.loads(answer.body)["consumerIdList"])
+    response = client.expect(38, {"consumerGroup": group})
+    return sorted(json.loads(response.body)["consumerIdList"])
 
 
-def told(client: Client) -> list[str]:
+def notifications(client: Client) -> list[str]:
     """Return the groups of which the client was notified that their members changed."""
-    client.max_offset("any", 0)  # what came before the answer is in `unasked` now
-    news, client.pending_frames[:] = list(client.pending_frames), []
-    assert {header["code"] for header, _ in news} <= {NOTIFY_CONSUMER_IDS_CHANGED}
-    assert all(header["flag"] == 2 for header, _ in news)
-    return [header["extFields"]["consumerGroup"] for header, _ in news]
+    client.max_offset(
+        "any", 0
+    )  # notifications from before the response are in `pending_frames` now
+    frames, client.pending_frames[:] = list(client.pending_frames), []
+    assert {header["code"] for header, _ in frames} <= {NOTIFY_CONSUMER_IDS_CHANGED}
+    assert all(header["flag"] == 2 for header, _ in frames)
+    return [header["extFields"]["consumerGroup"] for header, _ in frames]
 
 
 def test_members_are_listed_and_notified_of_each_other(
     served: Server, client: Client, topic: str, group: str
 ) -> None:
-    answer = beat(client, "c1", group, topic)
-    assert answer.ext_fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"
+    response = heartbeat(client, "c1", group, topic)
+    assert response.ext_fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"
     assert members(client, group) == ["c1"]
-    told(client)
+    notifications(client)
     with served.client() as other:
-        beat(other, "c2", group, topic)
-        assert told(client) == [group]
-        assert group in told(other)
+        heartbeat(other, "c2", group, topic)
+        assert notifications(client) == [group]
+        assert group in notifications(other)
         assert members(client, group) == ["c1", "c2"]
-        beat(other, "c2", group, topic)
-        assert told(client) == []  # nothing new
+        heartbeat(other, "c2", group, topic)
+        assert notifications(client) == []  # the members have not changed
         other.expect(35, {"clientID": "c2", "consumerGroup": group, "producerGroup": ""})
-        assert told(client) == [group]
+        assert notifications(client) == [group]
         assert members(client, group) == ["c1"]
-        beat(other, "c2", group, topic)
-        told(client)
-    header, _ = client.receive_frame()  # a line that closes is a goodbye
+        heartbeat(other, "c2", group, topic)
+        notifications(client)
+    header, _ = client.receive_frame()  # a closed connection unregisters its client
     assert (header["code"], header["extFields"]["consumerGroup"]) == (40, group)
     assert members(client, group) == ["c1"]
 
@@ -140,14 +143,14 @@ def test_members_are_listed_and_notified_of_each_other(
 def test_members_of_a_broadcasting_group_are_not_notified(
     client: Client, other: Client, topic: str, group: str
 ) -> None:
-    beat(client, "c1", group, topic, messageModel="BROADCASTING")
-    beat(other, "c2", group, topic, messageModel="BROADCASTING")
-    assert told(client) == []
+    heartbeat(client, "c1", group, topic, messageModel="BROADCASTING")
+    heartbeat(other, "c2", group, topic, messageModel="BROADCASTING")
+    assert notifications(client) == []
     assert members(client, group) == ["c1", "c2"]
 
 
 def test_a_heartbeat_with_enum_numbers_is_accepted(client: Client, topic: str, group: str) -> None:
-    beat(client, "c1", group, topic, consumeType=1, messageModel=1, consumeFromWhere=0)
+    heartbeat(client, "c1", group, topic, consumeType=1, messageModel=1, consumeFromWhere=0)
     assert members(client, group) == ["c1"]
 
 
@@ -158,16 +161,16 @@ def test_listing_a_group_without_members_is_an_error(client: Client, group: str)
 def test_a_heartbeat_creates_the_group_and_its_retry_topic(
     client: Client, topic: str, group: str
 ) -> None:
-    beat(client, "c1", group, topic)
+    heartbeat(client, "c1", group, topic)
     assert client.pull(f"%RETRY%{group}", 0, 0, group=group).code == 19
 
 
 @pytest.mark.parametrize("tag", ["b", "b" * 10_240], ids=["short", "10 KiB"])
-def test_a_pull_may_rely_on_the_subscription_of_the_heartbeat(
+def test_a_pull_can_use_the_subscription_of_the_heartbeat(
     client: Client, topic: str, group: str, tag: str
 ) -> None:
     subscription = {"topic": topic, "subString": tag, "subVersion": 7}
-    beat(client, "c1", group, topic, subscriptionDataSet=[subscription])
+    heartbeat(client, "c1", group, topic, subscriptionDataSet=[subscription])
     client.send(topic, b"1", {"TAGS": "a"})
     client.send(topic, b"2", {"TAGS": tag})
     fields = {
@@ -180,23 +183,27 @@ def test_a_pull_may_rely_on_the_subscription_of_the_heartbeat(
         "commitOffset": 0,
         "suspendTimeoutMillis": 0,
     }
-    answer = client.expect(11, {**fields, "subVersion": 7})
-    assert bodies(decode_records(answer.body)) == [b"2"]
+    response = client.expect(11, {**fields, "subVersion": 7})
+    assert bodies(decode_records(response.body)) == [b"2"]
     assert client.request(11, {**fields, "subVersion": 8}).code == 25
 
 
 def test_a_queue_is_locked_by_one_member(client: Client, topic: str, group: str) -> None:
-    def ask(code: int, client_id: str, *queue_ids: int) -> list[int]:
-        queues = [{"topic": topic, "brokerName": "broker-a", "queueId": at} for at in queue_ids]
+    def request(code: int, client_id: str, *queue_ids: int) -> list[int]:
+        """Lock or unlock queues, and return those that were locked."""
+        queues = [
+            {"topic": topic, "brokerName": "broker-a", "queueId": queue_id}
+            for queue_id in queue_ids
+        ]
         body = {"consumerGroup": group, "clientId": client_id, "mqSet": queues}
-        answer = client.expect(code, body=json.dumps(body).encode())
-        granted = json.loads(answer.body)["lockOKMQSet"] if answer.body else []
-        return sorted(queue["queueId"] for queue in granted)
+        response = client.expect(code, body=json.dumps(body).encode())
+        locked = json.loads(response.body)["lockOKMQSet"] if response.body else []
+        return sorted(queue["queueId"] for queue in locked)
 
-    assert ask(41, "c1", 0, 1) == [0, 1]
-    assert ask(41, "c2", 1, 2) == [2]
-    assert ask(41, "c1", 0, 1, 2) == [0, 1]
-    ask(42, "c2", 0, 1)  # not its own
-    assert ask(41, "c2", 0, 1) == []
-    ask(42, "c1", 1)
-    assert ask(41, "c2", 0, 1) == [1]
+    assert request(LOCK, "c1", 0, 1) == [0, 1]
+    assert request(LOCK, "c2", 1, 2) == [2]
+    assert request(LOCK, "c1", 0, 1, 2) == [0, 1]
+    request(UNLOCK, "c2", 0, 1)  # has no effect: these queues are locked by c1
+    assert request(LOCK, "c2", 0, 1) == []
+    request(UNLOCK, "c1", 1)
+    assert request(LOCK, "c2", 0, 1) == [1]

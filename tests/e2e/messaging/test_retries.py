@@ -13,18 +13,21 @@ from tests.support.messaging import bodies, now_ms, send_v1_fields, wait_for_mes
 
 pytestmark = pytest.mark.slow
 
+LEVEL_1_MS, LEVEL_2_MS = 1_000, 5_000
 
-# --- messages that failed ------------------------------------------------------------------------
+
+# --- failed messages -----------------------------------------------------------------------------
 
 
-def test_a_message_that_was_sent_back_is_redelivered_after_its_delay(
+def test_a_message_sent_back_is_redelivered_after_its_delay(
     client: Client, topic: str, group: str
 ) -> None:
     client.create_group(group)
     sent = client.send(topic, b"try again", {"UNIQ_KEY": "U7", "KEYS": "k"})
-    began_ms = now_ms()
+    sent_back_ms = now_ms()
     client.expect(36, {"offset": sent.log_offset, "group": group, "delayLevel": 1})
-    client.send(f"%RETRY%{group}", b"by the client itself", reconsume_times=1)  # makes the topic
+    # This send creates the retry topic.
+    client.send(f"%RETRY%{group}", b"by the client itself", reconsume_times=1)
     [record] = wait_for_messages(client, f"%RETRY%{group}", 1)
     assert record.body == b"try again"
     assert record.reconsume_times == 1
@@ -32,11 +35,11 @@ def test_a_message_that_was_sent_back_is_redelivered_after_its_delay(
     assert record.properties["ORIGIN_MESSAGE_ID"] == sent.message_id
     assert record.properties["UNIQ_KEY"] == "U7"
     assert record.properties["DELAY"] == "1"
-    assert 1000 <= record.stored_ms - began_ms < 2500
+    assert LEVEL_1_MS <= record.stored_ms - sent_back_ms < LEVEL_2_MS
 
 
 @pytest.mark.parametrize("first_delay", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
-def test_a_delivered_delay_does_not_count_again(
+def test_a_message_that_is_sent_back_does_not_repeat_its_first_delay(
     client: Client, topic: str, group: str, first_delay: dict[str, str]
 ) -> None:
     client.create_group(group)
@@ -54,7 +57,7 @@ def test_a_delivered_delay_does_not_count_again(
 @pytest.mark.parametrize(
     "changes",
     [{"delayLevel": -1}, {"delayLevel": 0, "maxReconsumeTimes": 0}],
-    ids=["asked for", "past the maximum"],
+    ids=["requested", "beyond the maximum"],
 )
 def test_a_message_beyond_the_maximum_becomes_a_dead_letter(
     client: Client, topic: str, group: str, changes: dict[str, object]
@@ -94,23 +97,23 @@ def test_an_invalid_send_back_is_refused(
 
 
 @pytest.fixture
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return a broker for a single test."""
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Run a broker for a single test."""
     with Server(tmp_path_factory.mktemp("own")) as server:
         yield server
     server.assert_clean()
 
 
-def test_a_restart_keeps_topics_groups_offsets_and_messages(own: Server) -> None:
-    with own.client() as client:
+def test_topics_groups_offsets_and_messages_survive_a_restart(own_broker: Server) -> None:
+    with own_broker.client() as client:
         client.create_topic("orders", queues=3)
         client.expect(200, body=b'{"groupName":"off","consumeEnable":false}')
         client.create_group("readers")
         client.send("auto", b"1", queue_id=3)
         client.send("orders", b"2", {"KEYS": "k"}, queue_id=2)
         client.commit_offset("readers", "orders", 2, 1)
-    own.restart()
-    with own.client() as client:
+    own_broker.restart()
+    with own_broker.client() as client:
         assert client.pull("orders", 2, 0, group="off").code == 16
         assert client.request(10, send_v1_fields("orders", queueId=3), b"x").code == 29
         assert client.committed_offset("readers", "orders", 2) == 1
@@ -119,31 +122,35 @@ def test_a_restart_keeps_topics_groups_offsets_and_messages(own: Server) -> None
         assert client.send("orders", b"3", queue_id=2).queue_offset == 1
 
 
-def test_messages_due_while_the_broker_is_down_are_delivered_once_afterwards(own: Server) -> None:
-    with own.client() as client:
+def test_messages_due_while_the_broker_is_down_are_delivered_once_afterwards(
+    own_broker: Server,
+) -> None:
+    with own_broker.client() as client:
         client.create_topic("orders")
         client.send("orders", b"by time", {"TIMER_DELAY_MS": "200"}, queue_id=1)
         client.send("orders", b"by level", {"DELAY": "1"})
-    own.restart()
-    with own.client() as client:
+    own_broker.restart()
+    with own_broker.client() as client:
         assert bodies(wait_for_messages(client, "orders", 0)) == [b"by level"]
-    own.restart()
-    with own.client() as client:
+    own_broker.restart()
+    with own_broker.client() as client:
         client.send("orders", b"a second later", {"DELAY": "1"})
         assert bodies(wait_for_messages(client, "orders", 1)) == [b"a second later"]
         assert bodies(client.pull_all("orders", 0)) == [b"by level", b"a second later"]
         assert bodies(client.pull_all("orders", 1)) == [b"by time"]
 
 
-def test_a_restart_does_not_repeat_a_timer_that_overtook_another(own: Server) -> None:
-    """The first message is due in an hour, the second at once and only once."""
-    with own.client() as client:
+def test_a_restart_does_not_repeat_a_timer_that_was_due_before_an_earlier_one(
+    own_broker: Server,
+) -> None:
+    """The first message is due in an hour. The second is due soon and must be delivered once."""
+    with own_broker.client() as client:
         client.create_topic("orders")
         client.send("orders", b"in an hour", {"TIMER_DELAY_SEC": "3600"})
         client.send("orders", b"soon", {"TIMER_DELAY_MS": "100"})
         assert bodies(wait_for_messages(client, "orders", 0)) == [b"soon"]
-    own.restart()
-    with own.client() as client:
+    own_broker.restart()
+    with own_broker.client() as client:
         client.send("orders", b"later", {"TIMER_DELAY_MS": "400"})
         wait_for_messages(client, "orders", 1)
         assert bodies(client.pull_all("orders", 0)) == [b"soon", b"later"]

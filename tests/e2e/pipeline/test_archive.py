@@ -1,4 +1,4 @@
-"""Archive and replay beside a real broker."""
+"""Archive and replay with a real broker."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ COUNT = 60
 def send(served: Server, first: int, count: int) -> None:
     with served.client() as client:
         for number in range(first, first + count):
-            given = {"UNIQ_KEY": f"m{number}", "TAGS": "ab"[number % 2], "own": f"p{number}"}
-            client.send("orders", b"%d" % number, given, queue_id=number % 2)
+            properties = {"UNIQ_KEY": f"m{number}", "TAGS": "ab"[number % 2], "own": f"p{number}"}
+            client.send("orders", b"%d" % number, properties, queue_id=number % 2)
 
 
 def bodies(served: Server, topic: str) -> list[int]:
     with served.client() as client:
-        found = [record for queue in range(2) for record in client.pull_all(topic, queue)]
-    return sorted(int(record.body) for record in found)
+        records = [record for queue in range(2) for record in client.pull_all(topic, queue)]
+    return sorted(int(record.body) for record in records)
 
 
 def archive(
@@ -69,11 +69,11 @@ def archive(
     )
 
 
-def test_a_topic_goes_into_an_archive_and_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_topic_is_archived_compacted_and_replayed(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "archive"
     with Server(tmp_path / "broker") as served:
         with served.client() as client:
-            for topic in ("orders", "again", "limited"):
+            for topic in ("orders", "replayed", "limited"):
                 client.create_topic(topic, queues=2)
         send(served, 0, COUNT)
         assert archive(spark, served, out) == ArchiveResult(COUNT, 0)
@@ -94,13 +94,13 @@ def test_a_topic_goes_into_an_archive_and_back(spark: SparkSession, tmp_path: Pa
 
 
 def _assert_replay_sends_each_message_once(spark: SparkSession, served: Server, out: Path) -> None:
-    request = ReplayRequest(str(out), served.namesrv_address, "again", where="tags = 'a'")
+    request = ReplayRequest(str(out), served.namesrv_address, "replayed", where="tags = 'a'")
     expected = list(range(0, COUNT + 10, 2))
     result = run_replay(spark, request)
     assert (result.messages, result.was_done) == (len(expected), False)
-    assert bodies(served, "again") == expected
+    assert bodies(served, "replayed") == expected
     with served.client() as client:
-        record = client.pull_all("again", 0)[0]
+        record = client.pull_all("replayed", 0)[0]
     assert record.properties["own"] == f"p{int(record.body)}"
     # Repeating it sends nothing, even if it crashed before it stored that a chunk was done.
     assert run_replay(spark, request).was_done
@@ -109,15 +109,15 @@ def _assert_replay_sends_each_message_once(spark: SparkSession, served: Server, 
     assert plan is not None
     rows = read_archive(spark, out).where(request.where)
     send_chunk(rows, request, plan.chunks[-1], len(plan.chunks) - 1)
-    assert bodies(served, "again") == expected
+    assert bodies(served, "replayed") == expected
     with pytest.raises(PipelineFailed, match="another --name"):
         run_replay(spark, replace(request, name=result.name, where=""))
-    with pytest.raises(PipelineFailed, match="nothing_of_the_kind"):
-        run_replay(spark, replace(request, where="nothing_of_the_kind = 1"))
+    with pytest.raises(PipelineFailed, match="no_such_column"):
+        run_replay(spark, replace(request, where="no_such_column = 1"))
 
 
 def _assert_replay_of_a_range_of_time(spark: SparkSession, served: Server, out: Path) -> None:
-    """Replay a range of time in chunks."""
+    """The rate divides the replay into chunks."""
     times = [row[0] for row in read_archive(spark, out).select("store_time").collect()]
     first, last = min(times).astimezone(), max(times).astimezone()
     request = ReplayRequest(

@@ -1,4 +1,4 @@
-"""The ledger: computed from records, and kept up to date with a real broker."""
+"""The ledger: computed from records, and updated from a real broker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["spark"]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(1200),  # a busy machine takes minutes to start a JVM and its helpers
+    pytest.mark.timeout(1200),  # a busy machine takes minutes to start a JVM and its workers
     *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
 ]
 
@@ -48,7 +48,8 @@ def by_id(ledger: DataFrame) -> Rows:
     return {row["transaction_id"]: row for row in rows}
 
 
-def at(ms: int) -> datetime:
+def time_at(ms: int) -> datetime:
+    """Return the time this many milliseconds after noon."""
     return NOON + timedelta(milliseconds=ms)
 
 
@@ -61,7 +62,9 @@ class BrokerRecords:
 
     def add(self, kind: str, half: int | None, ms: int, **columns: Any) -> None:
         position = {"broker": "b", "log_offset": 1000 + len(self.rows), "queue_id": 0}
-        self.rows.append({"kind": kind, "half_offset": half, "at": at(ms), **position, **columns})
+        self.rows.append(
+            {"kind": kind, "half_offset": half, "at": time_at(ms), **position, **columns}
+        )
 
     def half(self, number: int, ms: int, name: str, **columns: Any) -> int:
         """Add a half message. Return its log offset."""
@@ -71,7 +74,7 @@ class BrokerRecords:
     def final(self, half: int, ms: int, name: str, offset: int) -> None:
         position = {"topic": "orders", "broker": "b", "queue_id": 1, "queue_offset": offset}
         ids = {"message_id": name, "transaction_id": name, "prepared_offset": half}
-        self.finals.append({**position, **ids, "store_time": at(ms)})
+        self.finals.append({**position, **ids, "store_time": time_at(ms)})
 
     def records(self, spark: SparkSession) -> DataFrame:
         """Return the records as mode=transactions reads them."""
@@ -89,13 +92,13 @@ def add_escrowmq_records(records: BrokerRecords) -> None:
     half = records.half(1, 0, "plain")
     records.final(half, 12, "plain", 7)
     records.add("op", 1, 10, verdict="committed", who="producer", born_host="127.0.0.1:1")
-    records.half(2, 20, "asked")
+    records.half(2, 20, "checked")
     records.add("check", 2, 30, step="asked", checks=1, who="127.0.0.1:2")
     records.add("check", 2, 31, step="unknown", checks=1, who="127.0.0.1:2", reason="busy")
     records.add("check", 2, 50, step="asked", checks=2, who="127.0.0.1:3")
     rolled_back = {"verdict": "rolled_back", "who": "check", "reason": "no such order"}
     records.add("op", 2, 55, born_host="127.0.0.1:3", **rolled_back)
-    # A transaction with a marker, decided by one record; its ops are not written yet.
+    # Transaction T has a marker and is decided by one record; its ops are not written yet.
     records.half(3, 60, "pair-1", marker_id="T")
     records.half(4, 61, "pair-2", marker_id="T")
     records.add("decision", None, 70, commits=[3, 4], rolls_back=[5], who="group 127.0.0.1:4")
@@ -109,7 +112,7 @@ def add_escrowmq_records(records: BrokerRecords) -> None:
     records.half(10, 80, "undecided")
     records.add("check", 10, 81, step="unknown_at_send", checks=0, reason="timeout")
     records.add("check", 10, 82, step="asked", checks=1)
-    # Appended again, and committed at its new position.
+    # A half message that was moved, and committed at its new position.
     records.half(8, 100, "moved")
     records.half(9, 110, "moved", copy_of=[8])
     records.add("op", 8, 110, verdict="moved")
@@ -123,15 +126,16 @@ def add_rocketmq_records(records: BrokerRecords) -> None:
     records.add("op", 11, 3000)
     records.half(12, 0, "a-rolled-back")
     records.add("op", 12, 3000)
-    records.half(13, 0, "a-asked")  # RocketMQ appends it again to check, and decides the old one
-    records.half(14, 6000, "a-asked", checks=1)
+    # For a check, RocketMQ appends the half message again and writes an op for the old one.
+    records.half(13, 0, "a-checked")
+    records.half(14, 6000, "a-checked", checks=1)
     records.add("op", 13, 6100)
-    records.half(15, 0, "a-given-up")
+    records.half(15, 0, "a-stranded")
     records.add("op", 15, 9000)
-    records.add("stranded", None, 9000, message_id="a-given-up")
+    records.add("stranded", None, 9000, message_id="a-stranded")
 
 
-def test_each_transaction_is_a_row(spark: SparkSession) -> None:
+def test_a_ledger_has_one_row_for_each_transaction(spark: SparkSession) -> None:
     records = BrokerRecords()
     add_escrowmq_records(records)
     add_rocketmq_records(records)
@@ -142,7 +146,7 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
     rows = by_id(ledger)
     assert {name: row["outcome"] for name, row in rows.items()} == {
         "plain": "committed",
-        "asked": "rolled_back",
+        "checked": "rolled_back",
         "T": "committed",
         "loser": "rolled_back",
         "resumed": "open",
@@ -151,8 +155,8 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
         "moved": "committed",
         "a-committed": "committed",
         "a-rolled-back": "rolled_back",
-        "a-asked": "open",
-        "a-given-up": "stranded",
+        "a-checked": "open",
+        "a-stranded": "stranded",
     }
     times = {"decided_at", "parked_at", "first_check", "last_check"}
     plain = {name: value for name, value in rows["plain"].items() if name not in times}
@@ -174,13 +178,13 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
         "day": date(2024, 5, 1),
         "finals": [{"topic": "orders", "broker": "b", "queue_id": 1, "queue_offset": 7}],
     }
-    asked = rows["asked"]
-    assert (asked["checks"], asked["answered_by"], asked["decided_by"]) == (
+    checked = rows["checked"]
+    assert (checked["checks"], checked["answered_by"], checked["decided_by"]) == (
         2,
         "127.0.0.1:3",
         "check",
     )
-    assert asked["last_check"] - asked["first_check"] == timedelta(milliseconds=20)
+    assert checked["last_check"] - checked["first_check"] == timedelta(milliseconds=20)
     pair = rows["T"]
     assert (pair["marker_id"], pair["messages"], pair["message_ids"], pair["decision_ms"]) == (
         *("T", 2, ["pair-1", "pair-2"], 10),
@@ -189,13 +193,13 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
     assert (rows["moved"]["decision_ms"], rows["moved"]["decided_by"]) == (20, "ann")
     assert rows["stranded"]["decided_at"] is None
     assert {name: row["reason"] for name, row in rows.items() if row["reason"]} == {
-        "asked": "no such order",
+        "checked": "no such order",
         "stranded": "checked 3 times",
         "undecided": "timeout",
     }
     # RocketMQ does not record when it decided. The time of the final is the earliest sign.
     assert (rows["a-committed"]["decision_ms"], rows["a-committed"]["visible_ms"]) == (5, None)
-    assert (rows["a-asked"]["checks"], rows["a-asked"]["messages"]) == (1, 1)
+    assert (rows["a-checked"]["checks"], rows["a-checked"]["messages"]) == (1, 1)
 
 
 def test_a_session_with_another_time_zone_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -205,7 +209,7 @@ def test_a_session_with_another_time_zone_is_refused(spark: SparkSession, tmp_pa
         run_ledger(tokyo, tmp_path, paths=[tmp_path])
 
 
-def test_a_half_that_is_read_late_moves_its_transaction(
+def test_a_half_that_is_read_late_moves_its_transaction_to_an_earlier_day(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Its first half was stored the day before, at a broker that could not be read until now."""
@@ -252,14 +256,14 @@ async def run_transactions(served: Server) -> dict[str, str]:
 
     async with Producer(served.namesrv_address, group="shop") as producer:
         producer.checker("*")(check)
-        async with producer.transaction(Message("orders", b"one")) as tx:
+        async with producer.transaction(Message("orders", b"single")) as tx:
             pass
         expected[tx.id] = "committed"
-        async with producer.transaction(Message("orders", b"no")) as tx:
+        async with producer.transaction(Message("orders", b"rolled back")) as tx:
             raise Rollback
         expected[tx.id] = "rolled_back"
-        async with producer.transaction(Message("orders", b"two"), id="marker-1") as tx:
-            await tx.send(Message("bills", b"two"))
+        async with producer.transaction(Message("orders", b"pair"), id="marker-1") as tx:
+            await tx.send(Message("bills", b"pair"))
         expected[tx.id] = "committed"
         for body, outcome in ((b"late", "committed"), (b"stuck", "stranded")):
             with pytest.raises(ZeroDivisionError):
@@ -277,18 +281,18 @@ def update_ledger(spark: SparkSession, served: Server, out: Path, **options: Any
     return retry_slow_start(lambda: run_ledger(spark, out, source=source, **options))
 
 
-async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) -> None:
+async def test_a_ledger_is_updated_from_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "ledger"
     reports: list[PipelineProgress] = []
     with Server(tmp_path / "broker", conf=CONF) as served:
         expected = await run_transactions(served)
         with served.client() as client:
-            opened = client.send_half("orders", b"open", {"UNIQ_KEY": "opened"}, group="nobody")
+            half = client.send_half("orders", b"open", {"UNIQ_KEY": "open-1"}, group="no-checker")
         update_ledger(spark, served, out, on_progress=reports.append)
         rows = by_id(read_ledger(spark, out))
         assert {name: row["outcome"] for name, row in rows.items()} == {
             **expected,
-            "opened": "open",
+            "open-1": "open",
         }
         assert {report.step for report in reports} >= {"transactions", "messages"}
         assert reports[-1].lag in (None, 0)
@@ -298,19 +302,19 @@ async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) 
         )
         assert [final["topic"] for final in pair["finals"]] == ["bills", "orders"]
         assert pair["decided_by"].startswith("group ")
-        answered = [row for row in rows.values() if row["answered_by"]]
-        assert [(row["decided_by"], row["outcome"]) for row in answered] == [("check", "committed")]
+        checked = [row for row in rows.values() if row["answered_by"]]
+        assert [(row["decided_by"], row["outcome"]) for row in checked] == [("check", "committed")]
         assert all(row["visible_ms"] is not None for row in rows.values() if row["finals"])
-        # The open one is decided later. Its row changes, and the others stay as they were.
+        # The open transaction is decided later. Its row changes, and the other rows do not.
         with served.client() as client:
-            client.end_transaction(opened, COMMIT, topic="orders", group="nobody")
+            client.end_transaction(half, COMMIT, topic="orders", group="no-checker")
         assert update_ledger(spark, served, out).rows == len(rows)
-        later = by_id(read_ledger(spark, out))
-        assert later.pop("opened")["outcome"] == "committed"
-        rows.pop("opened")
-        assert later == rows
+        updated_rows = by_id(read_ledger(spark, out))
+        assert updated_rows.pop("open-1")["outcome"] == "committed"
+        rows.pop("open-1")
+        assert updated_rows == rows
         assert update_ledger(spark, served, out) == LedgerResult(0, (), 0)
-        # Readers that do not know the manifest use the links.
+        # Other programs do not know the manifest; they read through the links.
         assert spark.read.parquet(str(out)).count() == len(rows) + 1
         _assert_same_from_files(
             spark, served, tmp_path / "of-files", by_id(read_ledger(spark, out))
@@ -338,33 +342,33 @@ def test_a_format_without_its_jar_is_refused(spark: SparkSession, tmp_path: Path
         run_ledger(spark, tmp_path / "ledger", paths=[tmp_path], table_format="hudi")
 
 
-def test_a_batch_that_runs_twice_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_repeated_batch_is_stored_once_and_parts_are_compacted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     table = ParquetTable(tmp_path / "table", "a test")
     empty = (None,) * len(EVENT_SCHEMA)
     rows = spark.createDataFrame([empty, empty], EVENT_SCHEMA).coalesce(1)
     with table.write_lock():
-        table.write(rows)  # a crash before it was published
+        table.write(rows)  # written and not published, as after a crash
         assert table.append(0, rows)
-        again = ParquetTable(tmp_path / "table", "a test")  # as after a crash: from disk
-        assert not again.append(0, rows)
-        assert again.append(1, rows)
-        assert again.read(spark, EVENT_SCHEMA).count() == 4
-        few = again.compact(
-            spark, EVENT_SCHEMA, lambda frame, _: frame.coalesce(1), small_bytes=1, min_parts=2
-        )
-        assert few == 0
-        before = again.read(spark, EVENT_SCHEMA)
-        assert (
-            again.compact(
+        reopened = ParquetTable(tmp_path / "table", "a test")  # read from disk, as after a crash
+        assert not reopened.append(0, rows)
+        assert reopened.append(1, rows)
+        assert reopened.read(spark, EVENT_SCHEMA).count() == 4
+
+        def compact(small_bytes: int) -> int:
+            return reopened.compact(
                 spark,
                 EVENT_SCHEMA,
                 lambda frame, _: frame.coalesce(1),
-                small_bytes=1 << 20,
+                small_bytes=small_bytes,
                 min_parts=2,
             )
-            == 2
-        )
-        [part] = again.manifest.parts
+
+        assert compact(small_bytes=1) == 0
+        old_parts = reopened.read(spark, EVENT_SCHEMA)
+        assert compact(small_bytes=1 << 20) == 2
+        [part] = reopened.manifest.parts
         assert (part.first, part.last) == (0, 1)
-        assert again.read(spark, EVENT_SCHEMA).count() == 4
-        assert before.count() == 4  # a query of the old parts still works
+        assert reopened.read(spark, EVENT_SCHEMA).count() == 4
+        assert old_parts.count() == 4  # a query of the old parts still works

@@ -1,8 +1,8 @@
-"""Ledger and reconcile against an independent computation: all planted differences, and no other.
+"""Ledger and reconcile against an independent computation: exactly the planted differences.
 
-The ledger is made from a broker's log; it must be, row by row, what the lives say that were written
-into it. DuckDB reads those and the same tables, with other words: sets and anti-joins for each kind
-where ours is one wide join.
+The ledger is computed from a broker's log and must have exactly the rows of the transactions that
+were written to the log. DuckDB computes the differences from the same tables in another way: with
+sets and anti-joins for each kind, where ours is one wide join.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS]
 
 LIMITS: Final = ReconcileLimits(NOW_MS, grace_ms=GRACE_MS, open_ms=OPEN_MS)
 OVERFLOW: Final = "abs(cents * 0 - 1 - 9223372036854775807)"
-BOOKS: Final = "SELECT transaction_id, cents AS amount, at_ms FROM transfer"
+BOOKINGS: Final = "SELECT transaction_id, cents AS amount, at_ms FROM transfer"
 
-# `l` is the bank's part of the ledger; `ripe` what was decided before the grace time.
+# `l` is the bank's part of the ledger; `ripe` has the transactions decided before the grace time.
 INDEPENDENT: Final = """
 WITH l AS (SELECT * FROM ledger WHERE "group" = 'bank'),
 ripe AS (SELECT * FROM l WHERE outcome IN ('committed', 'rolled_back')
@@ -69,42 +69,42 @@ UNION SELECT 'amount_differs', s.transaction_id FROM sent s JOIN received r USIN
 """
 
 
-def view(engine: duckdb.DuckDBPyConnection, name: str, directory: Path) -> None:
+def create_view(engine: duckdb.DuckDBPyConnection, name: str, directory: Path) -> None:
     engine.execute(
         f"CREATE VIEW {name} AS SELECT * FROM "
         f"read_parquet('{directory}/day=*/*.parquet', hive_partitioning = true)"
     )
 
 
-def not_as_it_was(bank: Bank, made: Path) -> list[object]:
-    """Rows of a ledger that are not what happened, and the other way round; by DuckDB alone."""
+def ledger_differences(bank: Bank, ledger: Path) -> list[object]:
+    """Return rows that only one of the ledger and the expected ledger has; by DuckDB alone."""
     columns = ", ".join(
         f'epoch_us("{field.name}")' if pa.types.is_timestamp(field.type) else f'"{field.name}"'
         for field in LEDGER
     )
     with duckdb.connect() as engine:
-        view(engine, "made", made)
-        view(engine, "happened", bank.ledger)
+        create_view(engine, "actual", ledger)
+        create_view(engine, "expected", bank.ledger)
         return [
             row
-            for one, other in (("made", "happened"), ("happened", "made"))
+            for name, other in (("actual", "expected"), ("expected", "actual"))
             for row in engine.execute(
-                f"SELECT '{one}', {columns} FROM {one} "
-                f"EXCEPT ALL SELECT '{one}', {columns} FROM {other} LIMIT 5"
+                f"SELECT '{name}', {columns} FROM {name} "
+                f"EXCEPT ALL SELECT '{name}', {columns} FROM {other} LIMIT 5"
             ).fetchall()
         ]
 
 
-def computed(bank: Bank) -> set[tuple[str, str]]:
-    """By DuckDB alone."""
+def compute_differences(bank: Bank) -> set[tuple[str, str]]:
+    """Return the differences as (kind, transaction id), by DuckDB alone."""
     with duckdb.connect() as engine:
-        view(engine, "ledger", bank.ledger)
+        create_view(engine, "ledger", bank.ledger)
         tables = {
-            "markers": rows_of(bank.bob, "escrowmq_marker"),
-            "sent": rows_of(bank.bob, "transfer"),
-            "received": rows_of(bank.smith, "transfer"),
+            "markers": read_table(bank.bob, "escrowmq_marker"),
+            "sent": read_table(bank.bob, "transfer"),
+            "received": read_table(bank.smith, "transfer"),
             "inbox": pa.concat_tables(
-                [rows_of(path, "escrowmq_inbox") for path in (bank.bob, bank.smith)]
+                [read_table(path, "escrowmq_inbox") for path in (bank.bob, bank.smith)]
             ),
         }
         for name, table in tables.items():
@@ -113,7 +113,7 @@ def computed(bank: Bank) -> set[tuple[str, str]]:
         return set(engine.execute(INDEPENDENT, bounds).fetchall())
 
 
-def rows_of(path: Path, table: str) -> pa.Table:
+def read_table(path: Path, table: str) -> pa.Table:
     names = [column.split()[0] for column in TABLES[table].split(", ")][:5]
     names = [name for name in names if name not in ("primary", "message_id)")]
     database = sqlite3.connect(path)
@@ -135,91 +135,96 @@ def rows_of(path: Path, table: str) -> pa.Table:
         pytest.param(1_000_000, marks=(pytest.mark.nightly, pytest.mark.timeout(7200))),
     ],
 )
-def test_every_planted_difference_is_found_and_none_is_invented(
+def test_exactly_the_planted_differences_are_found(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
     transactions: int,
 ) -> None:
     bank = Bank(tmp_path, transactions=transactions, seed=7)
-    prove(spark, bank, tmp_path / "made")
+    assert_planted_differences_are_found(spark, bank, tmp_path / "ledger-of-log")
 
 
-def prove(spark: SparkSession, bank: Bank, made: Path) -> None:  # noqa: F811
-    run_ledger(spark, made, paths=[bank.data])
-    assert not_as_it_was(bank, made) == []
-    wanted = ReconcileRequest(
-        ledger=str(made),
+def assert_planted_differences_are_found(
+    spark: SparkSession,  # noqa: F811
+    bank: Bank,
+    ledger: Path,
+) -> None:
+    run_ledger(spark, ledger, paths=[bank.data])
+    assert ledger_differences(bank, ledger) == []
+    request = ReconcileRequest(
+        ledger=str(ledger),
         databases=(f"sqlite:///{bank.bob}",),
-        sql=BOOKS,
+        sql=BOOKINGS,
         receivers=(f"sqlite:///{bank.smith}",),
-        receiver_sql=BOOKS,
+        receiver_sql=BOOKINGS,
         limits=LIMITS,
     )
-    with run_reconcile(spark, wanted) as result:
+    with run_reconcile(spark, request) as result:
         # PySpark has no public name for the physical plan.
         plan = result.differences._jdf.queryExecution().executedPlan().toString()
         rows = result.differences.select("kind", "transaction_id").collect()
-        told = result.summary
-    found = [tuple(row) for row in rows]
-    expected = computed(bank)
+        summary = result.summary
+    differences = [tuple(row) for row in rows]
+    expected = compute_differences(bank)
 
     assert expected == bank.expected_differences
-    assert len(found) == len(set(found))
-    assert set(found) == expected
-    assert told.differences == dict(Counter(kind for kind, _ in expected))
-    assert told.repeats_taken_once > 0
-    assert told.not_compared > 0
-    assert told.consumers == {"smith-bank": ["transfers"]}
-    # No side is so small that each task could have all of it.
+    assert len(differences) == len(set(differences))
+    assert set(differences) == expected
+    assert summary.differences == dict(Counter(kind for kind, _ in expected))
+    assert summary.repeats_taken_once > 0
+    assert summary.not_compared > 0
+    assert summary.consumers == {"smith-bank": ["transfers"]}
+    # No side of a join may be broadcast: none is certain to fit into every task's memory.
     assert "SortMergeJoin" in plan
     assert "BroadcastHashJoin" not in plan
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Bank:
-    return Bank(tmp_path_factory.mktemp("small"), transactions=60, seed=3)
+def small_bank(tmp_path_factory: pytest.TempPathFactory) -> Bank:
+    return Bank(tmp_path_factory.mktemp("small_bank"), transactions=60, seed=3)
 
 
-def asked(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [str(one) for one in arguments])
+def run_command(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
 
 @pytest.mark.timeout(600)
-def test_the_command_says_what_it_found_and_ends_with_one(
+def test_the_command_reports_differences_and_exits_with_1(
     spark: SparkSession,  # noqa: F811
-    small: Bank,
+    small_bank: Bank,
     tmp_path: Path,
 ) -> None:
-    report, out = tmp_path / "made" / "report.html", tmp_path / "out"
-    done = asked(
-        *("--ledger", small.ledger, "--database", f"sqlite:///{small.bob}"),
-        *("--receiver", f"sqlite:///{small.smith}", "--since", "all", "--json"),
+    report, out = tmp_path / "new" / "report.html", tmp_path / "out"
+    result = run_command(
+        *("--ledger", small_bank.ledger, "--database", f"sqlite:///{small_bank.bob}"),
+        *("--receiver", f"sqlite:///{small_bank.smith}", "--since", "all", "--json"),
         *("--report", report, "--out", out),
     )
-    assert done.exit_code == 1, done.output
-    told = json.loads(done.stdout)
-    # Now is long past what is young in these books: everything is ripe, so more is found.
-    assert told["agree"] is False
-    assert told["differences"]["stranded"] == 1
-    written = spark.read.parquet(str(out / "parquet"))
-    lines = spark.read.option("header", "true").csv(str(out / "csv"))
-    assert written.count() == lines.count() == sum(told["differences"].values())
+    assert result.exit_code == 1, result.output
+    summary = json.loads(result.stdout)
+    # The command compares at the current time, when the grace time of all transactions is over, so
+    # there are more differences than planted ones.
+    assert summary["agree"] is False
+    assert summary["differences"]["stranded"] == 1
+    parquet_rows = spark.read.parquet(str(out / "parquet"))
+    csv_rows = spark.read.option("header", "true").csv(str(out / "csv"))
+    assert parquet_rows.count() == csv_rows.count() == sum(summary["differences"].values())
     assert "differences between ledger and databases" in report.read_text()
 
 
 @pytest.mark.timeout(600)
-def test_the_command_ends_with_zero_if_nothing_differs(
+def test_the_command_exits_with_0_without_differences(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     bank = Bank(tmp_path, transactions=30, seed=5, with_differences=False)
-    done = asked(
+    result = run_command(
         *("--ledger", bank.ledger, "--since", "all", "--amount"),
-        *("--database", f"sqlite:///{bank.bob}", "--sql", BOOKS),
-        *("--receiver", f"sqlite:///{bank.smith}", "--receiver-sql", BOOKS),
+        *("--database", f"sqlite:///{bank.bob}", "--sql", BOOKINGS),
+        *("--receiver", f"sqlite:///{bank.smith}", "--receiver-sql", BOOKINGS),
     )
-    assert done.exit_code == 0, done.output
-    assert "Ledger and databases agree." in done.output
+    assert result.exit_code == 0, result.output
+    assert "Ledger and databases agree." in result.output
 
 
 @pytest.mark.timeout(600)
@@ -246,23 +251,23 @@ def test_the_command_ends_with_zero_if_nothing_differs(
                 *("--ledger", "{ledger}", "--database", "sqlite:///{bob}", "--since", "all"),
                 *("--sql", f"select transaction_id, {OVERFLOW} as amount from transfer"),
             ],
-            "integer overflow",  # in a task, which to Spark is a job that failed
+            "integer overflow",  # in a task, so Spark reports a failed job
         ),
     ],
 )
-def test_what_cannot_be_read_is_said(
+def test_an_input_that_cannot_be_read_is_refused_with_the_reason(
     spark: SparkSession,  # noqa: F811
-    small: Bank,
+    small_bank: Bank,
     tmp_path: Path,
     arguments: list[str],
     reason: str,
 ) -> None:
     empty = tmp_path / "empty.db"
     empty.touch()
-    names = {"ledger": small.ledger, "bob": small.bob, "empty": empty}
-    done = asked(*(one.format(**names) for one in arguments))
-    assert isinstance(done.exception, ReconcileFailed)
-    assert reason in str(done.exception)
+    names = {"ledger": small_bank.ledger, "bob": small_bank.bob, "empty": empty}
+    result = run_command(*(argument.format(**names) for argument in arguments))
+    assert isinstance(result.exception, ReconcileFailed)
+    assert reason in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +281,7 @@ def test_what_cannot_be_read_is_said(
         (["--since", "2026-99-01"], "2026-99-01"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(arguments: list[str], reason: str) -> None:
-    done = asked("--ledger", "l", "--database", "d", *arguments)
-    assert done.exit_code == 2
-    assert reason in done.output
+def test_contradictory_or_invalid_options_are_refused(arguments: list[str], reason: str) -> None:
+    result = run_command("--ledger", "l", "--database", "d", *arguments)
+    assert result.exit_code == 2
+    assert reason in result.output

@@ -1,4 +1,4 @@
-"""Tables of databases as frames: in ranges, with nothing left out between them, and over JDBC."""
+"""Database tables as data frames: read in ranges without gaps or overlaps, and over JDBC."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DERBY = "jdbc:derby:memory:reconcile;create=true"
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges of seven rows."""
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read tables in ranges of seven rows."""
     monkeypatch.setattr(databases, "ROWS_PER_RANGE", 7)
     monkeypatch.setattr(databases, "RANGES_PER_CORE", 10)
 
 
-def rows(count: int) -> list[dict[str, Any]]:
-    """Times come twice and thrice, so that ranges cannot be cut anywhere."""
+def marker_rows(count: int) -> list[dict[str, Any]]:
+    """Return marker rows, three of them for each time, so that a range cannot end anywhere."""
     return [
         {
             "id": f"escrow-{number}",
@@ -48,39 +48,39 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_ranges_leave_nothing_out_and_nothing_comes_twice(
+def test_ranges_contain_every_row_once(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
-    narrow: None,
+    small_ranges: None,
 ) -> None:
     path = tmp_path / "bank.db"
     with sqlite3.connect(path) as bank:
         bank.execute("CREATE TABLE line (transaction_id, cents)")
         ids = [None, None, *(f"it's {number % 40}:a" for number in range(98))]
-        bank.executemany("INSERT INTO line VALUES (?, ?)", [(one, 0.1) for one in ids])
+        bank.executemany("INSERT INTO line VALUES (?, ?)", [(id_, 0.1) for id_ in ids])
     bank.close()
     query = "SELECT transaction_id, cents AS Amount FROM line WHERE 'a:b' <> '100%';"
     frame = databases.read_query(spark, f"sqlite:///{path}", query)
     assert frame.rdd.getNumPartitions() > 5
-    found = [tuple(row) for row in frame.collect()]
-    assert sorted(str(one) for one, _ in found) == sorted(map(str, ids))
-    assert {amount for _, amount in found} == {Decimal("0.1")}
+    rows = [tuple(row) for row in frame.collect()]
+    assert sorted(str(transaction_id) for transaction_id, _ in rows) == sorted(map(str, ids))
+    assert {amount for _, amount in rows} == {Decimal("0.1")}
 
 
 class UnorderedDatabase(databases.SqlDatabase):
-    """A database that orders rows only where SQL says that it must.
+    """A database that returns rows in another order than its query asks for.
 
-    Over JDBC Spark makes every query a derived table, and the order of one is lost.
+    Over JDBC, Spark makes every query a derived table, which loses the order of its rows.
     """
 
     def fetch(self, query: str) -> list[tuple[Any, ...]]:
         return super().fetch(query)[::-1]
 
 
-def test_ranges_ascend_whatever_the_order_of_the_rows_is(
+def test_ranges_are_ascending_for_any_order_of_the_rows(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
-    narrow: None,
+    small_ranges: None,
 ) -> None:
     path = tmp_path / "bank.db"
     with sqlite3.connect(path) as bank:
@@ -92,7 +92,7 @@ def test_ranges_ascend_whatever_the_order_of_the_rows_is(
     assert boundaries == [6, 13, 20, 27, 34, 41, 48]
 
 
-def test_a_database_without_our_tables_has_none(
+def test_a_database_without_a_marker_table_has_no_markers(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -115,19 +115,19 @@ def postgres() -> Iterator[str]:
 def test_postgresql_is_read_by_ranges_of_time(
     spark: SparkSession,  # noqa: F811
     postgres: str,
-    narrow: None,
+    small_ranges: None,
 ) -> None:
     engine = create_engine(postgres)
     with engine.connect() as connection:
         create_tables(connection)
         with connection.begin():
-            connection.execute(insert(marker_table), rows(50))
+            connection.execute(insert(marker_table), marker_rows(50))
     engine.dispose()
     since_ms = 1_790_000_000_002
     frame = databases.read_markers(spark, postgres, since_ms)
     assert frame is not None
     assert frame.rdd.getNumPartitions() > 4
-    expected = sorted(tuple(row.values()) for row in rows(50) if row["at_ms"] >= since_ms)
+    expected = sorted(tuple(row.values()) for row in marker_rows(50) if row["at_ms"] >= since_ms)
     assert sorted(tuple(row) for row in frame.collect()) == expected
     with pytest.raises(ReconcileFailed, match="nowhere"):
         databases.read_query(spark, postgres, "SELECT transaction_id FROM nowhere")
@@ -161,20 +161,20 @@ def test_a_database_whose_driver_spark_has_is_read_over_jdbc(
     assert [tuple(row) for row in frame.collect()] == [("escrow-1", "committed", 5, "bank", 2)]
     assert databases.read_inbox(spark, DERBY) is None
     query = "SELECT id AS transaction_id, messages * 1.5 AS amount FROM escrowmq_marker"
-    booked = databases.read_query(spark, DERBY, query)
-    assert [tuple(row) for row in booked.collect()] == [("escrow-1", Decimal(3))]
+    bookings = databases.read_query(spark, DERBY, query)
+    assert [tuple(row) for row in bookings.collect()] == [("escrow-1", Decimal(3))]
     with pytest.raises(ReconcileFailed, match="jdbc:derby"):
         databases.read_markers(spark, "jdbc:derby:memory:nothing-there")
     with pytest.raises(ReconcileFailed, match=r"jdbc:mariadb://nowhere/bank: .* spark\.jars=FILE"):
         databases.read_markers(spark, "jdbc:mariadb://nowhere/bank?password=secret")
 
 
-def test_a_question_over_jdbc_is_answered_with_a_few_rows(
+def test_a_query_over_jdbc_returns_a_limited_number_of_rows(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = "jdbc:derby:memory:questions;create=true"
+    url = "jdbc:derby:memory:queries;create=true"
     values = ", ".join(f"('escrow-{number}', {number})" for number in range(9))
     statements = [
         "CREATE TABLE line (transaction_id varchar(64), cents bigint)",
@@ -182,10 +182,10 @@ def test_a_question_over_jdbc_is_answered_with_a_few_rows(
     ]
     execute_in_derby(spark, url, statements, tmp_path)
     database = databases.JdbcDatabase(spark, url, {})
-    answer = database.fetch("SELECT transaction_id, cents FROM line WHERE cents > 6")
-    assert sorted(answer) == [("escrow-7", 7), ("escrow-8", 8)]
+    rows = database.fetch("SELECT transaction_id, cents FROM line WHERE cents > 6")
+    assert sorted(rows) == [("escrow-7", 7), ("escrow-8", 8)]
     assert database.fetch("SELECT cents FROM line WHERE cents > 9") == []
-    # The number of rows is the first question about every range; few rows are one range.
+    # A few rows are one range, which has no boundaries.
     assert databases.range_boundaries(spark, database, "SELECT cents FROM line", "cents") == []
     monkeypatch.setattr(databases, "MAX_RANGES", 4)
     assert len(database.fetch("SELECT cents FROM line")) == 4

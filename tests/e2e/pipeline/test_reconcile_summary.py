@@ -1,4 +1,4 @@
-"""The numbers of a reconciliation, counted from a ledger of a few rows."""
+"""The summary of a reconciliation, counted from a ledger of a few rows."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def summary_of(
     kinds: Sequence[str] = (),
     groups: Sequence[str] = (),
 ) -> ReconcileSummary:
-    """`kinds`: the kind of each row that the comparison found."""
+    """Summarize a ledger. `kinds` has the kind of each difference that the comparison found."""
     write_ledger(directory, rows)
     ledger = session.read.parquet(str(directory))
     findings = session.createDataFrame([(kind,) for kind in kinds], "kind string")
     return summarize(ledger, findings, ReconcileInputs(groups=groups), ReconcileLimits(NOW_MS))
 
 
-def test_checks_are_counted_by_how_often_a_transaction_was_asked_about(
+def test_transactions_are_counted_by_their_number_of_checks(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    times_asked = [None, 0, 0, 1, 2, 2, 3, 4, 7, 8, 15, 16, 99]
+    check_counts = [None, 0, 0, 1, 2, 2, 3, 4, 7, 8, 15, 16, 99]
     rows = [
         ledger_row(f"t{number}", START_MS + number, checks=checks)
-        for number, checks in enumerate(times_asked)
+        for number, checks in enumerate(check_counts)
     ]
     summary = summary_of(spark, tmp_path / "ledger", rows)
     assert CHECK_BUCKETS == (1, 2, 3, 4, 8, 16)
@@ -94,7 +94,7 @@ def test_outcomes_are_counted_with_and_without_checks(
     assert summary.resolved_by_check == 3
 
 
-def test_differences_are_counted_by_kind_without_what_an_inbox_took_once(
+def test_differences_are_counted_by_kind_and_repeats_that_an_inbox_ignored_apart(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -109,7 +109,7 @@ def test_differences_are_counted_by_kind_without_what_an_inbox_took_once(
     assert not summary.is_consistent
 
 
-def test_latencies_are_counted_for_transactions_that_were_decided(
+def test_latencies_are_counted_for_decided_transactions(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -124,7 +124,7 @@ def test_latencies_are_counted_for_transactions_that_were_decided(
     assert summary.latency_counts == [2, 1, 1, 1, 0, 1, 1, 0, 0, 0, 0, 1]
 
 
-def test_transactions_are_counted_in_the_step_of_time_in_which_they_began(
+def test_transactions_are_counted_by_the_time_step_in_which_they_started(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`--since`: what began before it is no difference, and what it cuts in two is still whole."""
+"""`--since`: earlier transactions are not compared; one on both sides of the time is complete."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ pytestmark = [
 HOUR_MS: Final = 3_600_000
 SINCE_MS: Final = 20_000 * DAY_MS  # midnight, where the ledger begins another day
 NOW_MS: Final = SINCE_MS + 5 * DAY_MS
-BOOKS: Final = "SELECT transaction_id, cents AS amount, at_ms FROM transfer"
-# With names that say where they lie: long before, the day before, the last and the first moment.
+BOOKINGS: Final = "SELECT transaction_id, cents AS amount, at_ms FROM transfer"
+# Times before and in the window, by name.
 OUTSIDE: Final = {
     "long before": SINCE_MS - 3 * DAY_MS,
     "hours before": SINCE_MS - 7 * HOUR_MS,
     "just before": SINCE_MS - 1,
 }
-INSIDE: Final = {"at once": SINCE_MS, "later": SINCE_MS + DAY_MS}
+INSIDE: Final = {"at its start": SINCE_MS, "later": SINCE_MS + DAY_MS}
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Books:
         return f"sqlite:///{self.directory / 'bank.db'}"
 
     def insert(self, table: str, rows: Sequence[tuple[object, ...]]) -> None:
-        """Add rows to a table, which is created by its first ones."""
-        places = ", ".join("?" * len(rows[0]))
+        """Add rows to a table, which is created if it does not exist."""
+        placeholders = ", ".join("?" * len(rows[0]))
         with closing(sqlite3.connect(self.directory / "bank.db")) as bank, bank:
             bank.execute(f"CREATE TABLE IF NOT EXISTS {table} ({TABLES[table]})")
-            bank.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+            bank.executemany(f"INSERT INTO {table} VALUES ({placeholders})", rows)
 
     def compare(
         self, session: SparkSession, **changes: Any
@@ -81,7 +81,7 @@ def marker(transaction_id: str, at_ms: int) -> tuple[object, ...]:
     return transaction_id, "committed", at_ms, "bank", 1
 
 
-def test_differences_that_began_before_the_window_are_not_reported(
+def test_differences_from_before_the_window_are_not_reported(
     spark: SparkSession,  # noqa: F811
     books: Books,
 ) -> None:
@@ -108,7 +108,7 @@ def test_differences_that_began_before_the_window_are_not_reported(
     assert summary.first_ms == SINCE_MS
 
 
-def test_a_transaction_on_both_sides_of_the_windows_begin_is_whole(
+def test_a_transaction_on_both_sides_of_the_start_of_the_window_has_no_difference(
     spark: SparkSession,  # noqa: F811
     books: Books,
 ) -> None:
@@ -126,21 +126,21 @@ def test_a_transaction_on_both_sides_of_the_windows_begin_is_whole(
     assert summary.transactions == 1
 
 
-def test_bookings_before_the_window_are_not_reported(
+def test_bookings_from_before_the_window_are_not_reported(
     spark: SparkSession,  # noqa: F811
     books: Books,
 ) -> None:
     moments = OUTSIDE | INSIDE
     books.insert("transfer", [(f"row {name}", 100, at_ms) for name, at_ms in moments.items()])
     write_ledger(books.ledger, [ledger_row(f"message {n}", at_ms) for n, at_ms in moments.items()])
-    differences, _ = books.compare(spark, sql=BOOKS)
+    differences, _ = books.compare(spark, sql=BOOKINGS)
     assert differences == {
         *(("row_without_message", f"row {name}") for name in INSIDE),
         *(("message_without_row", f"message {name}") for name in INSIDE),
     }
 
 
-def test_bookings_without_a_time_are_as_old_as_their_transaction(
+def test_bookings_without_a_time_have_the_time_of_their_transaction(
     spark: SparkSession,  # noqa: F811
     books: Books,
 ) -> None:
@@ -153,14 +153,15 @@ def test_bookings_without_a_time_are_as_old_as_their_transaction(
 
 
 @pytest.mark.parametrize("columns", ["at_ms, transaction_id", "transaction_id"])
-def test_sums_are_those_of_the_transactions_in_the_window(
+def test_sums_include_the_transactions_in_the_window(
     spark: SparkSession,  # noqa: F811
     books: Books,
     columns: str,
 ) -> None:
     moments = OUTSIDE | INSIDE
     books.insert("transfer", [(name, 100, at_ms) for name, at_ms in moments.items()])
-    # The sender books this one before the window begins; it is compared, so it counts as a whole.
+    # This transfer is booked before the window. Its transaction is in the window and is compared,
+    # so its amount counts.
     books.insert("transfer", [("on both sides", 7, SINCE_MS - 5)])
     rows = [ledger_row(name, at_ms) for name, at_ms in moments.items()]
     write_ledger(books.ledger, [*rows, ledger_row("on both sides", SINCE_MS + 5)])

@@ -1,4 +1,4 @@
-"""A broker with access control and four accounts; certificates."""
+"""Fixtures: a broker with access control, a client of its administrator, and certificates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.signing import Certificates, SignedClient
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("guarded")
+    directory = tmp_path_factory.mktemp("secured")
     (port,) = free_ports(1)
     conf = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
     with broker_with_acl(directory, conf) as server:

@@ -26,11 +26,15 @@ from tests.support.waiting import wait_until
 # --- name server and metrics ---------------------------------------------------------------------
 
 
-def test_the_name_server_checks_access_too(served: Server) -> None:
-    with SignedClient(served.namesrv_address) as stranger:
-        assert_refused(stranger.request(105, {"topic": "orders"}))
-        assert_refused(stranger.request(106))
-    identity = {"brokerName": "evil", "brokerAddr": "10.9.9.9:1", "clusterName": "DefaultCluster"}
+def test_the_name_server_also_checks_access(served: Server) -> None:
+    with SignedClient(served.namesrv_address) as unsigned:
+        assert_refused(unsigned.request(105, {"topic": "orders"}))
+        assert_refused(unsigned.request(106))
+    identity = {
+        "brokerName": "intruder",
+        "brokerAddr": "10.9.9.9:1",
+        "clusterName": "DefaultCluster",
+    }
     registration = {**identity, "haServerAddr": "", "brokerId": 0, "compressed": False}
     for keys in (("", ""), WRITER, READER, USER):
         with SignedClient(served.namesrv_address, *keys) as client:
@@ -63,7 +67,8 @@ def test_refusals_are_logged_without_secrets(served: Server) -> None:
     assert WRITER[1] not in served.errors
 
 
-def get(served: Server, path: str, keys: tuple[str, str] | None = None) -> int:
+def get_status(served: Server, path: str, keys: tuple[str, str] | None = None) -> int:
+    """Return the HTTP status of a page of the metrics port. No page may contain a secret."""
     port = int(served.conf.read_text().partition("metricsPromExporterPort=")[2].split()[0])
     headers = {}
     if keys is not None:
@@ -72,21 +77,21 @@ def get(served: Server, path: str, keys: tuple[str, str] | None = None) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     try:
         connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        page = answer.read().decode()
+        response = connection.getresponse()
+        page = response.read().decode()
         assert not [secret for secret in SECRETS if secret in page]
-        return answer.status
+        return response.status
     finally:
         connection.close()
 
 
-def test_metrics_are_for_administrators(served: Server) -> None:
-    assert get(served, "/metrics") == 401
-    assert get(served, "/metrics", WRITER) == 401
-    assert get(served, "/metrics", (ADMIN[0], "wrong-secret")) == 401
-    assert get(served, "/metrics", ("", "")) == 401
-    assert get(served, "/metrics", ADMIN) == 200
-    assert get(served, "/health/ready") == 200
+def test_metrics_are_only_for_administrators(served: Server) -> None:
+    assert get_status(served, "/metrics") == 401
+    assert get_status(served, "/metrics", WRITER) == 401
+    assert get_status(served, "/metrics", (ADMIN[0], "wrong-secret")) == 401
+    assert get_status(served, "/metrics", ("", "")) == 401
+    assert get_status(served, "/metrics", ADMIN) == 200
+    assert get_status(served, "/health/ready") == 200
 
 
 # --- reload --------------------------------------------------------------------------------------
@@ -119,7 +124,7 @@ def test_rules_are_reloaded_and_an_invalid_file_is_ignored(tmp_path: Path) -> No
             )
             assert can_send()
             rules.write_text(RULES.replace(WRITER[1], "changed-secret-9"))
-            # The connection stays open, but its signature is not valid any more.
+            # The connection stays open, but its signatures are no longer valid.
             wait_until(lambda: not can_send(), "the changed secret is used")
         for secret in SECRETS:
             assert secret not in server.errors
@@ -129,7 +134,7 @@ def test_rules_are_reloaded_and_an_invalid_file_is_ignored(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("role", "conf", "named"),
+    ("role", "conf", "setting"),
     [
         ("all", {"brokerIP1": "10.1.2.3"}, "bindAddress=0.0.0.0"),
         ("namesrv", {"bindAddress": "0.0.0.0"}, "bindAddress=0.0.0.0"),
@@ -141,14 +146,14 @@ def test_rules_are_reloaded_and_an_invalid_file_is_ignored(tmp_path: Path) -> No
     ],
 )
 def test_without_access_control_a_public_address_is_refused(
-    tmp_path: Path, role: str, conf: dict[str, object], named: str
+    tmp_path: Path, role: str, conf: dict[str, object], setting: str
 ) -> None:
     server = Server(tmp_path, role=role, conf=conf)
-    with pytest.raises(StartFailed) as caught:
+    with pytest.raises(StartFailed) as refused:
         server.start()
-    assert caught.value.exit_code == 2
-    assert named in caught.value.errors
-    assert "--insecure" in caught.value.errors
+    assert refused.value.exit_code == 2
+    assert setting in refused.value.errors
+    assert "--insecure" in refused.value.errors
     assert not server.data.exists()
 
 
@@ -157,10 +162,10 @@ def test_a_public_address_needs_insecure_or_access_control(tmp_path: Path) -> No
     server.arguments.append("--insecure")
     with server, server.client() as client:
         client.create_topic("orders")
-    wide = broker_with_acl(
-        tmp_path / "locked", {"bindAddress": "0.0.0.0", "brokerIP1": "127.0.0.1"}
+    secured = broker_with_acl(
+        tmp_path / "secured", {"bindAddress": "0.0.0.0", "brokerIP1": "127.0.0.1"}
     )
-    with wide, SignedClient(wide.address, *ADMIN) as client:
+    with secured, SignedClient(secured.address, *ADMIN) as client:
         client.create_topic("orders")
 
 
@@ -169,7 +174,7 @@ def test_a_broker_does_not_start_with_an_invalid_acl_file(tmp_path: Path) -> Non
     (tmp_path / "acl.yml").write_text(
         f"accounts: [{{accessKey: abcdefgh, secretKy: {SECRETS[0]}}}]"
     )
-    with pytest.raises(StartFailed) as caught:
+    with pytest.raises(StartFailed) as refused:
         server.start()
-    assert "acl.yml" in caught.value.errors
-    assert SECRETS[0] not in caught.value.errors
+    assert "acl.yml" in refused.value.errors
+    assert SECRETS[0] not in refused.value.errors

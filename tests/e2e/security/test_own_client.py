@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from escrowmq import Access, Consumer, Message, Producer
 from escrowmq.cli.main import cli
@@ -17,7 +17,7 @@ from tests.support.signing import Certificates, SignedClient
 # --- our client ----------------------------------------------------------------------------------
 
 
-async def test_the_client_signs_and_hides_its_secret(
+async def test_the_client_signs_its_requests_over_tls(
     tmp_path: Path, certificates: Certificates
 ) -> None:
     with broker_with_acl(tmp_path, certificates.conf()) as server:
@@ -32,8 +32,10 @@ async def test_the_client_signs_and_hides_its_secret(
                 pass
         subscribe = {"orders": "*"}
         reader = Access(READER[0], READER[1], "a-token", tls=tls)
-        async with Consumer(servers, group="readers", subscribe=subscribe, access=reader) as got:
-            assert [(await got.receive()).body for _ in range(2)] == [b"1", b"2"]
+        async with Consumer(
+            servers, group="readers", subscribe=subscribe, access=reader
+        ) as consumer:
+            assert [(await consumer.receive()).body for _ in range(2)] == [b"1", b"2"]
         async with Producer(servers, group="g", access=reader) as producer:
             with pytest.raises(RequestRefused, match="no permission: PUB on topic orders"):
                 await producer.send(Message("orders", b"3"))
@@ -45,47 +47,47 @@ async def test_the_client_signs_and_hides_its_secret(
                 await producer.send(Message("orders", b"untrusted"))
 
 
-def test_an_access_does_not_show_its_secrets() -> None:
+def test_the_text_of_an_access_contains_no_secret() -> None:
     access = Access("key", "secret-1234", "token-1234")
     assert "1234" not in f"{access!r}{access}"
-    with pytest.raises(ValueError, match="belong together") as caught:
+    with pytest.raises(ValueError, match="belong together") as refused:
         Access("", "secret-1234")
-    assert "1234" not in str(caught.value)
+    assert "1234" not in str(refused.value)
 
 
 # --- our commands --------------------------------------------------------------------------------
 
 
-def escrowmq(*arguments: str, environment: dict[str, str] | None = None) -> tuple[str, Exception]:
-    """Return what the command printed, and the error it ended with."""
-    ended = CliRunner().invoke(cli, arguments, env={**BARE, **(environment or {})})
-    error = ended.exception
-    return ended.output, error if isinstance(error, Exception) else Exception("it ended well")
+def run_command(*arguments: str, environment: dict[str, str] | None = None) -> Result:
+    """Run a command; the only ESCROWMQ_ variables in its environment are the given ones."""
+    removed = dict.fromkeys(name for name in os.environ if name.startswith("ESCROWMQ_"))
+    return CliRunner().invoke(cli, arguments, env={**removed, **(environment or {})})
 
 
-BARE = dict.fromkeys(name for name in os.environ if name.startswith("ESCROWMQ_"))
-
-
-def test_a_command_authenticates(tmp_path: Path, certificates: Certificates) -> None:
+def test_commands_take_credentials_from_the_environment_or_a_file(
+    tmp_path: Path, certificates: Certificates
+) -> None:
     with broker_with_acl(tmp_path, certificates.conf()) as server:
-        asked = ["transaction", "list", "-n", server.namesrv_address, "--tls-ca"]
-        asked.append(str(certificates.ca))
-        by_environment = {"ESCROWMQ_ACCESS_KEY": ADMIN[0], "ESCROWMQ_SECRET_KEY": ADMIN[1]}
+        command = ["transaction", "list", "-n", server.namesrv_address]
+        command += ["--tls-ca", str(certificates.ca)]
+        variables = {"ESCROWMQ_ACCESS_KEY": ADMIN[0], "ESCROWMQ_SECRET_KEY": ADMIN[1]}
         file = tmp_path / "tools.yml"
         file.write_text(f"accessKey: {ADMIN[0]}\nsecretKey: {ADMIN[1]}\n")
-        for output, error in (
-            escrowmq(*asked, environment=by_environment),
-            escrowmq(*asked, "--credentials", str(file)),
+        for result in (
+            run_command(*command, environment=variables),
+            run_command(*command, "--credentials", str(file)),
         ):
-            assert str(error) == "it ended well", output
+            assert result.exit_code == 0, (result.output, result.exception)
         file.write_text(f"secretKey {ADMIN[1]}")
+        only_secret = {"ESCROWMQ_SECRET_KEY": ADMIN[1]}
+        wrong_secret = ("--access-key", ADMIN[0], "--secret-key", "wrong-wrong")
         refusals = {
-            "requires an access key": escrowmq(*asked),
-            "belong together": escrowmq(*asked, environment={"ESCROWMQ_SECRET_KEY": ADMIN[1]}),
-            "is wrong": escrowmq(*asked, "--access-key", ADMIN[0], "--secret-key", "wrong-wrong"),
-            "must have the lines": escrowmq(*asked, "--credentials", str(file)),
+            "requires an access key": run_command(*command),
+            "belong together": run_command(*command, environment=only_secret),
+            "is wrong": run_command(*command, *wrong_secret),
+            "must have the lines": run_command(*command, "--credentials", str(file)),
         }
-        for why, (output, error) in refusals.items():
-            assert isinstance(error, EscrowError)
-            assert why in str(error)
-            assert ADMIN[1] not in f"{output}{error!r}"
+        for reason, result in refusals.items():
+            assert isinstance(result.exception, EscrowError)
+            assert reason in str(result.exception)
+            assert ADMIN[1] not in f"{result.output}{result.exception!r}"

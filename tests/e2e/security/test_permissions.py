@@ -1,4 +1,4 @@
-"""Permissions of accounts, attacked over the network."""
+"""Permissions of accounts: requests that must be refused, sent over the network."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support.signing import SignedClient
 
 
 def heartbeat(client: SignedClient, group: str, topic: str) -> Response:
-    wanted = {"topic": topic, "subString": "*", "subVersion": 1}
-    consumer = {"groupName": group, "subscriptionDataSet": [wanted]}
+    subscription = {"topic": topic, "subString": "*", "subVersion": 1}
+    consumer = {"groupName": group, "subscriptionDataSet": [subscription]}
     body = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [consumer]}
     return client.request(34, body=json.dumps(body).encode())
 
@@ -39,68 +39,72 @@ def offset_fields(group: str, topic: str) -> dict[str, object]:
     return {"consumerGroup": group, "topic": topic, "queueId": 0}
 
 
-def by_key(topic: str) -> dict[str, object]:
+def query_fields(topic: str) -> dict[str, object]:
     return {"topic": topic, "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 9}
 
 
-Ask = Callable[[SignedClient], Response]
-NOT_FOR_WRITER: dict[str, Ask] = {
-    "send elsewhere": lambda c: c.request(310, send_fields("others"), b"x"),
+RequestFunction = Callable[[SignedClient], Response]
+NOT_FOR_WRITER: dict[str, RequestFunction] = {
+    "send to another topic": lambda c: c.request(310, send_fields("others"), b"x"),
     "send to a new topic": lambda c: c.request(310, send_fields("brand-new"), b"x"),
-    "send to a group's retries": lambda c: c.request(310, send_fields("%RETRY%readers"), b"x"),
-    "send to a group's dead": lambda c: c.request(310, send_fields("%DLQ%readers"), b"x"),
-    "send to the halves": lambda c: c.request(310, send_fields("RMQ_SYS_TRANS_HALF_TOPIC"), b"x"),
-    "a reply to elsewhere": lambda c: c.request(
+    "send to a retry topic": lambda c: c.request(310, send_fields("%RETRY%readers"), b"x"),
+    "send to the dead letters": lambda c: c.request(310, send_fields("%DLQ%readers"), b"x"),
+    "send to the half topic": lambda c: c.request(
+        310, send_fields("RMQ_SYS_TRANS_HALF_TOPIC"), b"x"
+    ),
+    "reply to another topic": lambda c: c.request(
         325, send_fields("others", "REPLY_TO_CLIENT\x01c\x02"), b"x"
     ),
     "read": lambda c: c.pull("orders", 0, 0, group="readers"),
-    "how far it goes": lambda c: c.request(30, {"topic": "orders", "queueId": 0}),
-    "find by key": lambda c: c.request(12, by_key("orders")),
-    "another's writer": lambda c: c.request(3702, {"writer": "readers"}),
-    "make a topic": lambda c: c.request(
+    "get the end offset": lambda c: c.request(30, {"topic": "orders", "queueId": 0}),
+    "find by key": lambda c: c.request(12, query_fields("orders")),
+    "register another writer": lambda c: c.request(3702, {"writer": "readers"}),
+    "create a topic": lambda c: c.request(
         17, {"topic": "mine", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     ),
-    "remove a topic": lambda c: c.request(215, {"topic": "orders"}),
-    "make a group": lambda c: c.request(200, body=b'{"groupName":"mine"}'),
+    "delete a topic": lambda c: c.request(215, {"topic": "orders"}),
+    "create a group": lambda c: c.request(200, body=b'{"groupName":"mine"}'),
     "list transactions": lambda c: c.request(3711),
-    "show one": lambda c: c.request(3712, {"transactionId": "x"}),
-    "settle one": lambda c: c.request(
+    "show a transaction": lambda c: c.request(3712, {"transactionId": "x"}),
+    "decide a transaction": lambda c: c.request(
         3713, {"transactionId": "x", "commitOrRollback": 8, "reason": "because"}
     ),
-    "resume one": lambda c: c.request(3714, {"transactionId": "x"}),
-    "resume one, as RocketMQ": lambda c: c.request(323, {"topic": "t", "msgId": "x"}),
-    "what nobody has thought of": lambda c: c.request(21),
+    "resume a transaction": lambda c: c.request(3714, {"transactionId": "x"}),
+    "resume a transaction as in RocketMQ": lambda c: c.request(323, {"topic": "t", "msgId": "x"}),
+    "a request without a handler": lambda c: c.request(21),
 }
-NOT_FOR_READER: dict[str, Ask] = {
+NOT_FOR_READER: dict[str, RequestFunction] = {
     "send": lambda c: c.request(310, send_fields("orders"), b"x"),
-    "read elsewhere": lambda c: c.pull("others", 0, 0, group="readers"),
-    "read as another group": lambda c: c.pull("orders", 0, 0, group="strangers"),
-    "read another's retries": lambda c: c.pull("%RETRY%strangers", 0, 0, group="readers"),
-    "read another's dead": lambda c: c.pull("%DLQ%strangers", 0, 0, group="readers"),
-    "read halves": lambda c: c.pull("RMQ_SYS_TRANS_HALF_TOPIC", 0, 0, group="readers"),
-    "join another group": lambda c: heartbeat(c, "strangers", "orders"),
-    "subscribe elsewhere": lambda c: heartbeat(c, "readers", "others"),
-    "who is in another group": lambda c: c.request(38, {"consumerGroup": "strangers"}),
+    "read another topic": lambda c: c.pull("others", 0, 0, group="readers"),
+    "read as another group": lambda c: c.pull("orders", 0, 0, group="other-group"),
+    "read another group's retries": lambda c: c.pull("%RETRY%other-group", 0, 0, group="readers"),
+    "read another group's dead letters": lambda c: c.pull(
+        "%DLQ%other-group", 0, 0, group="readers"
+    ),
+    "read half messages": lambda c: c.pull("RMQ_SYS_TRANS_HALF_TOPIC", 0, 0, group="readers"),
+    "join another group": lambda c: heartbeat(c, "other-group", "orders"),
+    "subscribe to another topic": lambda c: heartbeat(c, "readers", "others"),
+    "list the members of another group": lambda c: c.request(38, {"consumerGroup": "other-group"}),
     "unregister another group": lambda c: c.request(
-        35, {"clientID": "c", "consumerGroup": "strangers"}
+        35, {"clientID": "c", "consumerGroup": "other-group"}
     ),
-    "another's offset": lambda c: c.request(14, offset_fields("strangers", "orders")),
-    "move another's offset": lambda c: c.request(
-        15, {**offset_fields("strangers", "orders"), "commitOffset": 9}
+    "get another group's offset": lambda c: c.request(14, offset_fields("other-group", "orders")),
+    "commit another group's offset": lambda c: c.request(
+        15, {**offset_fields("other-group", "orders"), "commitOffset": 9}
     ),
-    "move an offset elsewhere": lambda c: c.request(
+    "commit an offset of another topic": lambda c: c.request(
         15, {**offset_fields("readers", "others"), "commitOffset": 9}
     ),
-    "lock for another group": lambda c: lock(c, "strangers", "orders"),
-    "lock elsewhere": lambda c: lock(c, "readers", "others"),
+    "lock a queue for another group": lambda c: lock(c, "other-group", "orders"),
+    "lock a queue of another topic": lambda c: lock(c, "readers", "others"),
     "send back for another group": lambda c: c.request(
-        36, {"offset": 0, "group": "strangers", "delayLevel": 0}
+        36, {"offset": 0, "group": "other-group", "delayLevel": 0}
     ),
 }
 
 
 @pytest.mark.parametrize("attack", NOT_FOR_WRITER)
-def test_a_writer_is_refused_what_it_may_not_do(
+def test_a_writer_is_refused_requests_without_permission(
     served: Server, admin: SignedClient, attack: str
 ) -> None:
     ends = [admin.max_offset(topic, 0) for topic in ("orders", "others")]
@@ -110,18 +114,18 @@ def test_a_writer_is_refused_what_it_may_not_do(
 
 
 @pytest.mark.parametrize("attack", NOT_FOR_READER)
-def test_a_reader_is_refused_what_it_may_not_do(served: Server, attack: str) -> None:
+def test_a_reader_is_refused_requests_without_permission(served: Server, attack: str) -> None:
     with SignedClient(served.address, *READER) as client:
         assert_refused(NOT_FOR_READER[attack](client))
 
 
 def test_refused_requests_had_no_effect(served: Server, admin: SignedClient) -> None:
-    for group, topic in (("strangers", "orders"), ("readers", "others")):
+    for group, topic in (("other-group", "orders"), ("readers", "others")):
         assert admin.committed_offset(group, topic, 0) != 9
-    assert admin.request(38, {"consumerGroup": "strangers"}).code == 1  # nobody is in it
-    with SignedClient(served.namesrv_address, *ADMIN) as names:
-        assert names.route("brand-new") is None
-        assert names.route("mine") is None
+    assert admin.request(38, {"consumerGroup": "other-group"}).code == 1  # has no members
+    with SignedClient(served.namesrv_address, *ADMIN) as name_server:
+        assert name_server.route("brand-new") is None
+        assert name_server.route("mine") is None
 
 
 def test_accounts_may_do_what_their_permissions_allow(served: Server) -> None:
@@ -139,7 +143,7 @@ def test_accounts_may_do_what_their_permissions_allow(served: Server) -> None:
     with SignedClient(served.address, *USER) as user:
         user.send("orders", b"of a user with policies")
         assert_refused(user.request(310, send_fields("others"), b"x"))
-        assert_refused(user.pull("orders", 0, 0, group="readers"))  # that is for 10.0.0.0/8
+        assert_refused(user.pull("orders", 0, 0, group="readers"))  # allowed only from 10.0.0.0/8
 
 
 def test_access_to_a_message_depends_on_its_stored_topic(
@@ -152,47 +156,54 @@ def test_access_to_a_message_depends_on_its_stored_topic(
         assert_refused(reader.request(36, {"offset": offset, "group": "readers", "delayLevel": 0}))
 
 
-def half(client: SignedClient, topic: str, key: str) -> SendResult:
+def park(client: SignedClient, topic: str, key: str) -> SendResult:
     return client.send_half(topic, b"half", {"UNIQ_KEY": key}, group="banks")
 
 
 def test_only_an_account_that_may_write_the_topic_ends_a_transaction(
     served: Server, admin: SignedClient
 ) -> None:
-    parked = half(admin, "others", "tx-1")
+    half = park(admin, "others", "tx-1")
     end = admin.max_offset("others", 0)
     with SignedClient(served.address, *WRITER) as writer:
-        assert_refused(writer.end_transaction(parked, 8, topic="orders", group="banks"))
-        assert_refused(writer.end_transaction(parked, 8, topic="", group="banks"))
-        places = json.dumps({"halves": [[parked.queue_offset, parked.log_offset]]}).encode()
+        assert_refused(writer.end_transaction(half, 8, topic="orders", group="banks"))
+        assert_refused(writer.end_transaction(half, 8, topic="", group="banks"))
+        body = json.dumps({"halves": [[half.queue_offset, half.log_offset]]}).encode()
         assert_refused(
-            writer.request(3701, {"producerGroup": "banks", "commitOrRollback": 8}, places)
+            writer.request(3701, {"producerGroup": "banks", "commitOrRollback": 8}, body)
         )
-        # One way, there is no answer; and there is no effect.
+        # A one-way request gets no response, so only its missing effect can be seen.
         fields = {"topic": "orders", "producerGroup": "banks", "commitOrRollback": 8}
-        at = {"tranStateTableOffset": parked.queue_offset, "commitLogOffset": parked.log_offset}
-        writer.send_one_way(37, {**fields, **at, "msgId": "tx-1"})
-        assert writer.request(3702, {"writer": "loader"}).code == 0  # so that one was read
-        own = half(writer, "orders", "tx-2")
+        position = {
+            "tranStateTableOffset": half.queue_offset,
+            "commitLogOffset": half.log_offset,
+        }
+        writer.send_one_way(37, {**fields, **position, "msgId": "tx-1"})
+        # Requests of a connection are read in order, so the broker has read the one-way request.
+        assert writer.request(3702, {"writer": "loader"}).code == 0
+        own = park(writer, "orders", "tx-2")
         assert writer.end_transaction(own, 8, topic="orders", group="banks").code == 0
     assert admin.max_offset("others", 0) == end
-    settled = {"transactionId": "tx-1", "commitOrRollback": 12, "reason": "the test is over"}
-    assert admin.request(3713, settled).code == 0
+    rollback = {"transactionId": "tx-1", "commitOrRollback": 12, "reason": "the test is over"}
+    assert admin.request(3713, rollback).code == 0
 
 
 def test_only_a_producer_that_may_write_the_topic_gets_checks(tmp_path: Path) -> None:
     """Any client can claim a producer group; that alone must not let it read half messages."""
-    quick: dict[str, object] = {"transactionTimeOut": 100, "transactionCheckInterval": 100}
-    with broker_with_acl(tmp_path, quick) as server, SignedClient(server.address, *READER) as spy:
-        spy.heartbeat("spy", producer_groups=("banks",))
+    conf: dict[str, object] = {"transactionTimeOut": 100, "transactionCheckInterval": 100}
+    with (
+        broker_with_acl(tmp_path, conf) as server,
+        SignedClient(server.address, *READER) as reader,
+    ):
+        reader.heartbeat("reader", producer_groups=("banks",))
         with SignedClient(server.address, *ADMIN) as sender:
             sender.create_topic("orders", queues=1)
-            half(sender, "orders", "tx-3")
-        spy.heartbeat("spy", producer_groups=("banks",))
+            park(sender, "orders", "tx-3")
+        reader.heartbeat("reader", producer_groups=("banks",))
         with SignedClient(server.address, *WRITER) as writer:
             writer.heartbeat("writer", producer_groups=("banks",))
             header, body = writer.next_frame()
             assert header["code"] == 39
             assert b"half" in body
-        spy.heartbeat("spy", producer_groups=("banks",))
-        assert spy.pending_frames == []
+        reader.heartbeat("reader", producer_groups=("banks",))
+        assert reader.pending_frames == []

@@ -22,8 +22,8 @@ VARIABLE = b"ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS="
 
 def secret_of(pid: int) -> str:
     entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    [told] = [entry.removeprefix(VARIABLE) for entry in entries if entry.startswith(VARIABLE)]
-    return str(loads(told.decode())["secretKey"])
+    [value] = [entry.removeprefix(VARIABLE) for entry in entries if entry.startswith(VARIABLE)]
+    return str(loads(value.decode())["secretKey"])
 
 
 def children_of(served: Server) -> list[int]:
@@ -41,16 +41,16 @@ def test_brokers_with_accounts_register_and_their_secret_is_not_visible(
     served.arguments[served.arguments.index("--port") + 1] = "0"
     served.arguments += ["--brokers", "2", "--metrics-port", str(metrics_port)]
     with served:
-        with SignedClient(served.namesrv_address, *ADMIN) as names:
-            known = loads(names.expect(106).body.decode())["brokerAddrTable"]
-        assert sorted(known) == ["broker-a-0", "broker-a-1"]
-        page = Request(f"http://127.0.0.1:{metrics_port}/metrics")
-        shown = base64.b64encode(":".join(ADMIN).encode()).decode()
-        page.add_header("Authorization", f"Basic {shown}")
-        with urlopen(page, timeout=WAIT_S) as answer:
-            text = answer.read().decode()
-        assert 'node_id="broker-a-0"' in text
-        assert 'node_id="broker-a-1"' in text
+        with SignedClient(served.namesrv_address, *ADMIN) as name_server:
+            addresses = loads(name_server.expect(106).body.decode())["brokerAddrTable"]
+        assert sorted(addresses) == ["broker-a-0", "broker-a-1"]
+        request = Request(f"http://127.0.0.1:{metrics_port}/metrics")
+        credentials = base64.b64encode(":".join(ADMIN).encode()).decode()
+        request.add_header("Authorization", f"Basic {credentials}")
+        with urlopen(request, timeout=WAIT_S) as response:
+            metrics = response.read().decode()
+        assert 'node_id="broker-a-0"' in metrics
+        assert 'node_id="broker-a-1"' in metrics
         pids = children_of(served)
         secrets = {secret_of(pid) for pid in pids}
         assert len(pids) == 2
@@ -58,7 +58,7 @@ def test_brokers_with_accounts_register_and_their_secret_is_not_visible(
         for pid in (*pids, served.pid):
             command_line = Path(f"/proc/{pid}/cmdline").read_text()
             assert not any(secret in command_line for secret in secrets)
-        assert not any(secret in text or secret in served.startup_output for secret in secrets)
+        assert not any(secret in metrics or secret in served.startup_output for secret in secrets)
     assert not any(secret in served.errors for secret in secrets)
 
 
@@ -72,5 +72,5 @@ def test_brokers_that_enforce_tls_register(tmp_path: Path) -> None:
     served = Server(tmp_path, conf=conf, wait_s=3 * WAIT_S)
     served.arguments[served.arguments.index("--port") + 1] = "0"
     served.arguments += ["--brokers", "1"]
-    with served:  # it is ready only when its broker has registered
+    with served:  # ready only when its broker has registered
         assert "broker-a-0" in served.startup_output

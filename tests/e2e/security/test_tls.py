@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
@@ -22,14 +23,12 @@ def enforcing(
         yield server
 
 
-def closed(line: socket.socket) -> bool:
-    line.settimeout(WAIT_S)
-    try:
-        while line.recv(4096):  # an alert may come first
+def wait_for_close(connection: socket.socket) -> None:
+    """Wait until the server closes the connection. Raises TimeoutError."""
+    connection.settimeout(WAIT_S)
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(4096):  # an alert may come first
             pass
-    except ConnectionError:
-        pass
-    return True
 
 
 def test_messages_pass_unchanged_through_tls(enforcing: Server, certificates: Certificates) -> None:
@@ -39,8 +38,8 @@ def test_messages_pass_unchanged_through_tls(enforcing: Server, certificates: Ce
         for body in bodies:
             client.send("long", body)
         assert [record.body for record in client.pull_all("long", 0)] == bodies
-    with SignedClient(enforcing.namesrv_address, tls=certificates.client()) as names:
-        assert names.route("long") is not None
+    with SignedClient(enforcing.namesrv_address, tls=certificates.client()) as name_server:
+        assert name_server.route("long") is not None
 
 
 def test_a_client_without_tls_is_refused(enforcing: Server) -> None:
@@ -49,43 +48,44 @@ def test_a_client_without_tls_is_refused(enforcing: Server) -> None:
             client.request(105, {"topic": "orders"})
 
 
+ONLY_FIRST_BYTE = "only the first byte of a hello"
 GARBAGE = {
-    "a hello of noise": b"\x16\x03\x01\x02\x00" + b"\xff" * 512,
-    "an endless record": b"\x16\x03\x01\xff\xff" + b"\x01" * 70_000,
-    "http": b"GET / HTTP/1.1\r\n\r\n",
-    "nothing but the first byte, then the end": b"\x16",
+    "an invalid hello": b"\x16\x03\x01\x02\x00" + b"\xff" * 512,
+    "a record that is too long": b"\x16\x03\x01\xff\xff" + b"\x01" * 70_000,
+    "an HTTP request": b"GET / HTTP/1.1\r\n\r\n",
+    ONLY_FIRST_BYTE: b"\x16",
 }
 
 
-@pytest.mark.parametrize("what", GARBAGE)
+@pytest.mark.parametrize("name", GARBAGE)
 def test_a_connection_that_sends_garbage_is_closed(
-    enforcing: Server, certificates: Certificates, what: str
+    enforcing: Server, certificates: Certificates, name: str
 ) -> None:
     host, port = enforcing.address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as line:
-        line.sendall(GARBAGE[what])
-        if what.endswith("the end"):
-            line.shutdown(socket.SHUT_WR)
-        assert closed(line)
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(GARBAGE[name])
+        if name == ONLY_FIRST_BYTE:
+            connection.shutdown(socket.SHUT_WR)
+        wait_for_close(connection)
     with SignedClient(enforcing.address, tls=certificates.client()) as client:
-        client.create_topic("still-there")
+        client.create_topic("after-garbage")
 
 
 def test_a_stalled_handshake_times_out_and_blocks_no_other_client(
     enforcing: Server, certificates: Certificates
 ) -> None:
     host, port = enforcing.address.rsplit(":", 1)
-    begun = [socket.create_connection((host, int(port)), timeout=60) for _ in range(50)]
+    stalled = [socket.create_connection((host, int(port)), timeout=60) for _ in range(50)]
     try:
-        for number, line in enumerate(begun):
-            line.sendall(b"\x16\x03\x01\x02\x00\x01" if number % 2 else b"")
+        for number, connection in enumerate(stalled):
+            connection.sendall(b"\x16\x03\x01\x02\x00\x01" if number % 2 else b"")
         with SignedClient(enforcing.address, tls=certificates.client()) as client:
-            client.create_topic("quick")  # nobody waits for them
-        for line in begun:
-            assert closed(line)
+            client.create_topic("meanwhile")
+        for connection in stalled:
+            wait_for_close(connection)
     finally:
-        for line in begun:
-            line.close()
+        for connection in stalled:
+            connection.close()
 
 
 def test_a_client_that_does_not_trust_the_server_closes_the_connection(enforcing: Server) -> None:
@@ -100,12 +100,13 @@ def test_permissive_mode_serves_clients_with_and_without_tls(
         with server.client() as plain:
             plain.create_topic("orders", queues=1)
             plain.send("orders", b"plain")
-        with SignedClient(server.address, tls=certificates.client()) as hidden:
-            hidden.send("orders", b"hidden")
-            assert [record.body for record in hidden.pull_all("orders", 0)] == [b"plain", b"hidden"]
+        with SignedClient(server.address, tls=certificates.client()) as encrypted:
+            encrypted.send("orders", b"encrypted")
+            bodies = [record.body for record in encrypted.pull_all("orders", 0)]
+        assert bodies == [b"plain", b"encrypted"]
 
 
-def test_without_certificates_tls_is_closed_at_once(tmp_path: Path) -> None:
+def test_a_server_without_certificates_closes_tls_connections(tmp_path: Path) -> None:
     with Server(tmp_path) as server, pytest.raises((ConnectionError, ssl.SSLError)):
         SignedClient(server.address, tls=ssl.create_default_context())
 
@@ -118,14 +119,15 @@ def test_a_client_certificate_is_required_if_configured(
         "tls.server.need.client.auth": "require",
         "tls.server.trustCertPath": certificates.ca,
     }
-    with Server(tmp_path, conf=conf) as server:  # its broker registered with its name server
-        good = certificates.client(certificates.client_pem)
-        with SignedClient(server.address, tls=good) as client:
+    # The start also shows that the broker has a certificate when it registers.
+    with Server(tmp_path, conf=conf) as server:
+        trusted = certificates.client(certificates.client_pem)
+        with SignedClient(server.address, tls=trusted) as client:
             client.create_topic("orders")
-        for bad in (certificates.client(), certificates.client(certificates.untrusted_pem)):
+        for untrusted in (certificates.client(), certificates.client(certificates.untrusted_pem)):
             with (
                 pytest.raises((ConnectionError, ssl.SSLError)),
-                SignedClient(server.address, tls=bad) as client,
+                SignedClient(server.address, tls=untrusted) as client,
             ):
                 client.create_topic("orders")
 
@@ -134,17 +136,17 @@ def test_certificates_are_reloaded(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     with Server(tmp_path, conf=certificates.conf()) as server:
 
-        def shown() -> bytes:
+        def server_certificate() -> bytes:
             host, port = server.address.rsplit(":", 1)
             with (
-                socket.create_connection((host, int(port)), timeout=WAIT_S) as line,
-                certificates.client().wrap_socket(line, server_hostname=host) as tls,
+                socket.create_connection((host, int(port)), timeout=WAIT_S) as connection,
+                certificates.client().wrap_socket(connection, server_hostname=host) as tls,
             ):
                 return tls.getpeercert(binary_form=True) or b""
 
-        before = shown()
-        certificates.key.write_text("no key at all")
+        first = server_certificate()
+        certificates.key.write_text("not a key")
         wait_until(lambda: "not reloaded, the old" in server.errors, "the invalid file is reported")
-        assert shown() == before
+        assert server_certificate() == first
         certificates.issue()
-        wait_until(lambda: shown() != before, "the new certificate is used")
+        wait_until(lambda: server_certificate() != first, "the new certificate is used")

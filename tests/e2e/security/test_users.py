@@ -36,11 +36,12 @@ ENTRIES = [
 ]
 
 
-def body(answer: Response) -> Any:
-    assert answer.code == 0, answer.remark
+def decode_body(response: Response) -> Any:
+    """Return the decoded body of a response, or None if it has none. It contains no secret."""
+    assert response.code == 0, response.remark
     for secret in SECRETS:
-        assert secret.encode() not in answer.body
-    return json.loads(answer.body) if answer.body else None
+        assert secret.encode() not in response.body
+    return json.loads(response.body) if response.body else None
 
 
 def acl(*entries: dict[str, Any]) -> dict[str, Any]:
@@ -50,26 +51,26 @@ def acl(*entries: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_users_are_shown_and_their_passwords_are_not(admin: SignedClient) -> None:
-    assert body(admin.request(LIST_USERS)) == [ALICE]
-    assert body(admin.request(LIST_USERS, {"filter": "lic"})) == [ALICE]
-    assert body(admin.request(LIST_USERS, {"filter": "bob"})) == []
-    assert body(admin.request(GET_USER, {"username": "alice"})) == ALICE
-    assert body(admin.request(GET_USER, {"username": "bob"})) is None
+def test_users_are_listed_without_passwords(admin: SignedClient) -> None:
+    assert decode_body(admin.request(LIST_USERS)) == [ALICE]
+    assert decode_body(admin.request(LIST_USERS, {"filter": "lic"})) == [ALICE]
+    assert decode_body(admin.request(LIST_USERS, {"filter": "bob"})) == []
+    assert decode_body(admin.request(GET_USER, {"username": "alice"})) == ALICE
+    assert decode_body(admin.request(GET_USER, {"username": "bob"})) is None
 
 
-def test_policies_are_shown_as_in_the_file(admin: SignedClient) -> None:
-    assert body(admin.request(GET_ACL, {"subject": "User:alice"})) == acl(*ENTRIES)
-    assert body(admin.request(GET_ACL, {"subject": "User:bob"})) is None
-    assert body(admin.request(LIST_ACLS)) == [acl(*ENTRIES)]
-    only = {"subjectFilter": "alice", "resourceFilter": "orders"}
-    assert body(admin.request(LIST_ACLS, only)) == [acl(ENTRIES[1])]
-    assert body(admin.request(LIST_ACLS, {"resourceFilter": "Group:"})) == []
+def test_policies_are_listed_as_in_the_file(admin: SignedClient) -> None:
+    assert decode_body(admin.request(GET_ACL, {"subject": "User:alice"})) == acl(*ENTRIES)
+    assert decode_body(admin.request(GET_ACL, {"subject": "User:bob"})) is None
+    assert decode_body(admin.request(LIST_ACLS)) == [acl(*ENTRIES)]
+    filters = {"subjectFilter": "alice", "resourceFilter": "orders"}
+    assert decode_body(admin.request(LIST_ACLS, filters)) == [acl(ENTRIES[1])]
+    assert decode_body(admin.request(LIST_ACLS, {"resourceFilter": "Group:"})) == []
 
 
 @pytest.mark.parametrize("keys", [WRITER, USER])
 @pytest.mark.parametrize("code", [GET_USER, LIST_USERS, GET_ACL, LIST_ACLS, *CHANGES])
-def test_users_are_shown_to_administrators_only(
+def test_users_are_listed_only_for_administrators(
     served: Server, keys: tuple[str, str], code: int
 ) -> None:
     with SignedClient(served.address, *keys) as client:
@@ -77,25 +78,29 @@ def test_users_are_shown_to_administrators_only(
 
 
 @pytest.mark.parametrize("code", CHANGES)
-def test_a_request_to_change_users_names_the_file(admin: SignedClient, code: int) -> None:
-    answer = admin.request(code, {"username": "alice", "subject": "User:alice"}, b"{}")
-    assert answer.code == NOT_SUPPORTED
-    assert "escrowAclFile" in answer.remark
+def test_a_request_to_change_users_is_refused_and_names_the_setting_of_the_file(
+    admin: SignedClient, code: int
+) -> None:
+    response = admin.request(code, {"username": "alice", "subject": "User:alice"}, b"{}")
+    assert response.code == NOT_SUPPORTED
+    assert "escrowAclFile" in response.remark
 
 
-def test_users_are_shown_after_a_reload(tmp_path: Path) -> None:
-    more = "- {username: robert, password: robert-secret, userType: Super, userStatus: disable}\n"
+def test_a_new_user_is_listed_after_a_reload(tmp_path: Path) -> None:
+    new_user = (
+        "- {username: robert, password: robert-secret, userType: Super, userStatus: disable}\n"
+    )
     with broker_with_acl(tmp_path) as served, SignedClient(served.address, *ADMIN) as admin:
         rules = served.directory / "acl.yml"
-        rules.write_text(rules.read_text().replace("users:\n", f"users:\n{more}"))
-        wait_until(lambda: len(body(admin.request(LIST_USERS))) == 2, "the file is reloaded")
-        found = body(admin.request(LIST_USERS))
+        rules.write_text(rules.read_text().replace("users:\n", f"users:\n{new_user}"))
+        wait_until(lambda: len(decode_body(admin.request(LIST_USERS))) == 2, "the file is reloaded")
+        users = decode_body(admin.request(LIST_USERS))
     robert = {"username": "robert", "userType": "Super", "userStatus": "disable"}
-    assert found == [{**robert, "password": "***"}, ALICE]
+    assert users == [{**robert, "password": "***"}, ALICE]
 
 
-def test_without_access_control_users_are_not_shown(tmp_path: Path) -> None:
+def test_without_access_control_a_list_of_users_is_refused(tmp_path: Path) -> None:
     with Server(tmp_path) as served, served.client() as client:
-        answer = client.request(LIST_USERS)
-    assert answer.code == NOT_SUPPORTED
-    assert "aclEnable" in answer.remark
+        response = client.request(LIST_USERS)
+    assert response.code == NOT_SUPPORTED
+    assert "aclEnable" in response.remark

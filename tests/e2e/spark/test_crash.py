@@ -1,8 +1,8 @@
-"""Something is killed with -9 in the middle of an exactly-once stream: no row lost, none doubled.
+"""A process is killed with SIGKILL during an exactly-once stream: no row is lost or duplicated.
 
-A dozen points of the many that `make spark-crash` goes through, chosen for what they have in common
-with the rest: before and after the decision, in a task, in the broker, in the driver. A driver that
-is killed is another start of Java, so there is one; it dies where it does not know what it decided.
+`make spark-crash` goes through all points. These tests take a dozen of them: before and after the
+decision, in a task, in the broker and in the driver. To kill a driver means to start Java again, so
+only one case does; it kills the driver when the decision is sent and its result is not known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IN_CI = [
     Case("worker", "decide-after"),
     Case("broker", "commit-end"),
 ]
-WITH_MORE_DRIVERS = [
+DRIVER_CASES = [
     Case("driver", "write-parked"),
     Case("driver", "decide-after"),
     Case("freeze", "decide-before"),
@@ -46,37 +46,37 @@ WITH_MORE_DRIVERS = [
 
 
 @pytest.mark.timeout(1800)
-def test_whatever_is_killed_every_row_is_there_once(tmp_path: Path) -> None:
-    survives(IN_CI, tmp_path)
+def test_every_row_is_stored_once_after_a_kill_at_a_dozen_points(tmp_path: Path) -> None:
+    assert_cases_survive(IN_CI, tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_a_driver_is_killed_or_frozen_and_every_row_is_there_once(tmp_path: Path) -> None:
-    survives(WITH_MORE_DRIVERS, tmp_path)
+def test_every_row_is_stored_once_after_a_driver_is_killed_or_frozen(tmp_path: Path) -> None:
+    assert_cases_survive(DRIVER_CASES, tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
-def test_every_point_is_survived(tmp_path: Path) -> None:
-    survives(sorted(all_cases(), key=lambda case: case.master), tmp_path)
+def test_every_row_is_stored_once_after_a_kill_at_every_point(tmp_path: Path) -> None:
+    assert_cases_survive(sorted(all_cases(), key=lambda case: case.master), tmp_path)
 
 
-def survives(cases: list[Case], directory: Path) -> None:
-    with CrashHarness(directory) as field:
-        outcomes = [outcome for chain in chains(cases) for outcome in field.run(chain)]
+def assert_cases_survive(cases: list[Case], directory: Path) -> None:
+    with CrashHarness(directory) as harness:
+        outcomes = [outcome for chain in chains(cases) for outcome in harness.run(chain)]
     assert not failures(cases, outcomes), f"\n{table(outcomes)}"
 
 
-def test_chains_hold_every_run_and_end_where_a_driver_was_frozen() -> None:
-    made = chains(select_cases(200, seed=7))
-    assert [case for chain in made for case in chain] == select_cases(200, seed=7)
-    for chain in made:
+def test_chains_contain_every_case_and_end_where_a_driver_is_frozen() -> None:
+    case_chains = chains(select_cases(200, seed=7))
+    assert [case for chain in case_chains for case in chain] == select_cases(200, seed=7)
+    for chain in case_chains:
         assert len({case.master for case in chain}) == 1
         assert all(case.victim != "freeze" for case in chain[:-1])
 
 
-def test_the_runs_that_are_chosen_cover_every_case_before_any_twice() -> None:
+def test_chosen_cases_cover_every_case_before_one_is_repeated() -> None:
     cases = all_cases()
     assert len(set(cases)) == len(cases)
     assert sorted(select_cases(len(cases), seed=7)) == sorted(cases)
@@ -86,22 +86,23 @@ def test_the_runs_that_are_chosen_cover_every_case_before_any_twice() -> None:
     assert sorted(executors) == sorted(executors[:6] * 2)
 
 
-def test_a_try_without_a_kill_is_told_of_and_does_not_count() -> None:
+def test_an_attempt_without_a_kill_is_reported_and_does_not_count() -> None:
     case = Case("driver", "decide-sent")
     missed, hit = (Outcome(case, fired, 0, 0, 0, "done") for fired in (False, True))
     assert failures([case], [missed, hit]) == []
     assert len(failures([case], [missed])) == 1
     assert len(failures([case, case], [missed, hit])) == 1
-    harm = Outcome(case, True, 1, 2, 3, "done")
-    assert len(failures([case], [hit, harm])) == 1
-    assert len(failures([case], [hit, Outcome(case, True, 0, 0, 0, "failed: why")])) == 1
-    line = table([missed, hit, harm]).splitlines()[1]
-    assert line.split() == ["driver", "decide-sent", "2", "3", "1", "2", "3"]
+    damaged = Outcome(case, True, 1, 2, 3, "done")
+    assert len(failures([case], [hit, damaged])) == 1
+    assert len(failures([case], [hit, Outcome(case, True, 0, 0, 0, "failed: reason")])) == 1
+    row = table([missed, hit, damaged]).splitlines()[1]
+    assert row.split() == ["driver", "decide-sent", "2", "3", "1", "2", "3"]
 
 
-def test_a_shot_that_missed_is_no_kill() -> None:
+def test_a_kill_that_hit_no_process_does_not_count() -> None:
     chain = [Case("driver", "read-plan"), Case("worker", "read-plan"), Case("driver", "write-end")]
-    seen = Observations("done", Counter(driver=1), Counter())
-    made = outcomes_of(chain, [True] * 3, Counter({0: 4, 1: 1}), Counter({4: 2}), seen)
-    assert [one.fired for one in made] == [False, True, False]
-    assert [(one.lost, one.doubled) for one in made] == [(5, 0), (0, 0), (0, 2)]
+    watched = Observations("done", Counter(driver=1), Counter())
+    outcomes = outcomes_of(chain, [True] * 3, Counter({0: 4, 1: 1}), Counter({4: 2}), watched)
+    assert [outcome.fired for outcome in outcomes] == [False, True, False]
+    counts = [(outcome.lost, outcome.doubled) for outcome in outcomes]
+    assert counts == [(5, 0), (0, 0), (0, 2)]

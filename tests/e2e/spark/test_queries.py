@@ -1,4 +1,4 @@
-"""Real queries in a real Spark: the handful that only a JVM can judge."""
+"""Queries in a real Spark session: the few tests of the source that need a JVM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["spark"]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # a busy machine takes minutes to start a JVM and its helpers
+    pytest.mark.timeout(900),  # a busy machine takes minutes to start a JVM and its workers
     *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
 ]
 
@@ -37,16 +37,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def send(client: Client, first: int, count: int, topic: str = "orders") -> None:
     for number in range(first, first + count):
-        given = {"UNIQ_KEY": f"m{number}", "TAGS": "ab"[number % 2], "KEYS": f"k{number}"}
-        client.send(topic, b"%d" % number, given, queue_id=number % 4)
+        properties = {"UNIQ_KEY": f"m{number}", "TAGS": "ab"[number % 2], "KEYS": f"k{number}"}
+        client.send(topic, b"%d" % number, properties, queue_id=number % 4)
 
 
-def load(spark: SparkSession, served: Server, name: str = "escrowmq", **given: Any) -> DataFrame:
-    reader = spark.read.format(name).option("servers", served.namesrv_address)
-    return reader.options(**given).load()
+def load(spark: SparkSession, served: Server, **options: Any) -> DataFrame:
+    reader = spark.read.format("escrowmq").option("servers", served.namesrv_address)
+    return reader.options(**options).load()
 
 
-def test_a_topic_is_a_table(spark: SparkSession, served: Server) -> None:
+def test_a_topic_can_be_queried_as_a_table(spark: SparkSession, served: Server) -> None:
     orders = load(spark, served, subscribe="orders", minPartitions=3)
     orders.createOrReplaceTempView("orders")
     [row] = spark.sql(
@@ -55,21 +55,23 @@ def test_a_topic_is_a_table(spark: SparkSession, served: Server) -> None:
     ).collect()
     expected = {"n": COUNT, "total": sum(range(COUNT)), "low": "a", "high": "k99", "past": True}
     assert row.asDict() == expected
-    # The same DataFrame twice, filtered and not: nothing of the first query stays in it.
+    # The filter of the first query must not remain in the DataFrame.
     assert orders.where("queue_id = 1").count() == COUNT // 4
     assert orders.count() == COUNT
 
 
-def test_the_old_names_work_and_only_wanted_columns_are_made(
+def test_rocketmq_names_of_options_work_and_only_selected_columns_are_read(
     spark: SparkSession, served: Server
 ) -> None:
     reader = spark.read.format("rocketmq").option("nameServer", served.namesrv_address)
-    some = reader.option("topic", "orders").option("columns", "keys,queue_offset").load()
-    assert some.columns == ["keys", "queue_offset"]
-    assert some.where("queue_offset = 0").count() == 4
+    orders = reader.option("topic", "orders").option("columns", "keys,queue_offset").load()
+    assert orders.columns == ["keys", "queue_offset"]
+    assert orders.where("queue_offset = 0").count() == 4
 
 
-def test_files_and_transactions_are_tables_too(spark: SparkSession, served: Server) -> None:
+def test_files_and_transactions_can_be_queried_as_tables(
+    spark: SparkSession, served: Server
+) -> None:
     with served.client() as client:
         client.send_half("orders", b"half", {"UNIQ_KEY": "tx"})
     files = spark.read.format("escrowmq").load(str(served.data))
@@ -79,20 +81,20 @@ def test_files_and_transactions_are_tables_too(spark: SparkSession, served: Serv
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("options", "message"),
     [
         ({"subscribes": "orders"}, "did you mean subscribe"),
         ({"subscribe": "order"}, "no broker has a topic 'order'; did you mean orders"),
     ],
 )
-def test_an_error_reaches_whoever_asked(
-    spark: SparkSession, served: Server, given: dict[str, str], why: str
+def test_a_user_sees_the_message_of_an_error(
+    spark: SparkSession, served: Server, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(PySparkException, match=why):
-        load(spark, served, **given).count()
+    with pytest.raises(PySparkException, match=message):
+        load(spark, served, **options).count()
 
 
-def test_a_stream_ends_goes_on_and_misses_nothing(
+def test_a_stream_that_is_started_again_continues_and_misses_no_message(
     spark: SparkSession, served: Server, tmp_path: Path
 ) -> None:
     out = str(tmp_path / "out")
@@ -123,5 +125,5 @@ def test_a_stream_ends_goes_on_and_misses_nothing(
         assert query.recentProgress[-1]["sources"][0]["latestOffset"]
         send(client, 100, 30, "flow")
     retry_slow_start(run)
-    found = spark.read.parquet(out)
-    assert found.count() == found.select("message_id").distinct().count() == 130
+    rows = spark.read.parquet(out)
+    assert rows.count() == rows.select("message_id").distinct().count() == 130

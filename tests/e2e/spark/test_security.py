@@ -1,4 +1,4 @@
-"""Source and sink against brokers that ask who they are, and speak nothing but TLS; SQL92 too."""
+"""Source and sink with a broker that requires signatures and TLS; SQL92 filters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.spark_session import IGNORED_WARNINGS
 from tests.support.spark_session import spark as spark  # the fixture
 from tests.support.spark_sinks import Query, numbers
 
-pytestmark = [pytest.mark.filterwarnings(one) for one in IGNORED_WARNINGS]
+pytestmark = [pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS]
 
 ADMIN = "operator-key", "operator-secret-1"
 WRITER = "writer-key", "writer-secret-22"
@@ -45,7 +45,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def served(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("guarded")
+    directory = tmp_path_factory.mktemp("secured")
     (directory / "acl.yml").write_text(RULES)
     rules = {"aclEnable": "true", "escrowAclFile": directory / "acl.yml"}
     conf = {**rules, **certificates.conf(), "enablePropertyFilter": "true"}
@@ -57,21 +57,21 @@ def served(
     assert not [secret for _, secret in (ADMIN, WRITER, READER) if secret in server.errors]
 
 
-def options(account: tuple[str, str], certificates: Certificates, **more: str) -> dict[str, str]:
+def options(account: tuple[str, str], certificates: Certificates) -> dict[str, str]:
     key, secret = account
-    own = {"accessKey": key, "secretKey": secret, "tls": "true", "tlsCa": str(certificates.ca)}
-    return {**own, **more}
+    tls = {"tls": "true", "tlsCa": str(certificates.ca)}
+    return {"accessKey": key, "secretKey": secret, **tls}
 
 
-def read(served: Server, **given: str) -> list[dict[str, Any]]:
-    """As Spark does it, without a JVM."""
-    source = EscrowSource({"servers": served.namesrv_address, **given})
+def read(served: Server, **options: str) -> list[dict[str, Any]]:
+    """Read in one batch as Spark does, without a JVM."""
+    source = EscrowSource({"servers": served.namesrv_address, **options})
     reader: Any = source.reader(source.schema())
     tasks = reader.partitions()
     return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
-def test_a_table_goes_there_and_back(
+def test_a_table_is_written_and_read_back(
     spark: SparkSession, served: Server, certificates: Certificates
 ) -> None:
     spark.dataSource.register(EscrowSource)
@@ -83,38 +83,40 @@ def test_a_table_goes_there_and_back(
     writer.options(**options(WRITER, certificates)).save()
     reader = spark.read.format("escrowmq").option("servers", served.namesrv_address)
     reader = reader.option("subscribe", "orders").options(**options(READER, certificates))
-    found = reader.load().selectExpr("string(body) AS body").collect()
-    assert sorted(row.body for row in found) == numbers(0, 9)
-    large = reader.option("sql", "size BETWEEN 3 AND 5 AND size IS NOT NULL").load()
-    assert sorted(row.body for row in large.collect()) == [b"3", b"4", b"5"]
+    messages = reader.load().selectExpr("string(body) AS body").collect()
+    assert sorted(row.body for row in messages) == numbers(0, 9)
+    filtered = reader.option("sql", "size BETWEEN 3 AND 5 AND size IS NOT NULL").load()
+    assert sorted(row.body for row in filtered.collect()) == [b"3", b"4", b"5"]
 
 
-def test_a_stream_decides_its_epochs(served: Server, certificates: Certificates) -> None:
+def test_a_signed_stream_commits_its_epochs(served: Server, certificates: Certificates) -> None:
     query = Query(served.namesrv_address, "query", **options(WRITER, certificates))
     for epoch in range(2):
         rows = numbers(100 * epoch, 100 * epoch + 100)
         query.commit(epoch, query.task("run", epoch, rows))
-    found = read(served, subscribe="query", **options(READER, certificates))
-    assert sorted(int(row["body"]) for row in found) == list(range(200))
+    messages = read(served, subscribe="query", **options(READER, certificates))
+    assert sorted(int(row["body"]) for row in messages) == list(range(200))
 
 
-def test_who_may_not_is_told_so(served: Server, certificates: Certificates) -> None:
-    readers = options(READER, certificates, guarantee="at-least-once")
+def test_a_refusal_names_the_missing_permission_or_the_signature(
+    served: Server, certificates: Certificates
+) -> None:
+    reader = {**options(READER, certificates), "guarantee": "at-least-once"}
     with pytest.raises(RequestRefused, match="no permission: PUB on topic orders"):
-        Query(served.namesrv_address, "orders", **readers).task("run", 0, ["1"])
-    writers = options(WRITER, certificates)
+        Query(served.namesrv_address, "orders", **reader).task("run", 0, ["1"])
+    writer = options(WRITER, certificates)
     with pytest.raises(RequestRefused, match="no permission: PUB on topic others"):
-        Query(served.namesrv_address, "others", **writers).task("run", 0, ["1"])
+        Query(served.namesrv_address, "others", **writer).task("run", 0, ["1"])
     with pytest.raises(RequestRefused, match="no permission: SUB or GET on topic orders"):
-        read(served, subscribe="orders", **writers)
-    wrong = options((WRITER[0], "another-secret"), certificates)
+        read(served, subscribe="orders", **writer)
+    wrong_secret = options((WRITER[0], "another-secret"), certificates)
     with pytest.raises(RequestRefused, match="signature"):
-        read(served, subscribe="orders", **wrong)
+        read(served, subscribe="orders", **wrong_secret)
     with pytest.raises(RequestRefused, match="signature"):
-        Query(served.namesrv_address, "query", **wrong).task("run", 0, ["1"])
+        Query(served.namesrv_address, "query", **wrong_secret).task("run", 0, ["1"])
 
 
-def test_no_tls_and_no_trust_are_told_apart(
+def test_errors_distinguish_missing_tls_from_an_untrusted_certificate(
     served: Server, certificates: Certificates, tmp_path: Path
 ) -> None:
     plain = {"accessKey": WRITER[0], "secretKey": WRITER[1], "timeout": "1"}

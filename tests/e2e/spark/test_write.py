@@ -1,4 +1,4 @@
-"""Real queries into a real broker: batches, streams, restarts, and the errors a user sees."""
+"""Spark queries that write to a real broker: batches, streams, restarts, and errors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ QUEUES = 4
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("spark-write"), wait_s=90) as found:
-        yield found
+    with Server(tmp_path_factory.mktemp("spark-write"), wait_s=90) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
-def registered(spark: SparkSession) -> None:
+def _register_source(spark: SparkSession) -> None:
     spark.dataSource.register(EscrowSource)
 
 
-def a_topic(served: Server, name: str) -> str:
+def create_topic(served: Server, name: str) -> str:
     with served.client() as client:
         client.create_topic(name, queues=QUEUES)
     return name
@@ -43,34 +43,36 @@ def save(table: DataFrame, served: Server, topic: str, **options: Any) -> None:
     writer.save()
 
 
-def records(served: Server, topic: str) -> list[Record]:
+def stored_records(served: Server, topic: str) -> list[Record]:
     with served.client(timeout_s=60) as client:
-        return [r for queue_id in range(QUEUES) for r in client.pull_all(topic, queue_id)]
+        return [record for queue_id in range(QUEUES) for record in client.pull_all(topic, queue_id)]
 
 
 def bodies(served: Server, topic: str) -> Counter[str]:
-    return Counter(record.body.decode() for record in records(served, topic))
+    return Counter(record.body.decode() for record in stored_records(served, topic))
 
 
-def test_every_column_of_a_table_arrives(spark: SparkSession, served: Server) -> None:
-    topic = a_topic(served, "columns")
+def test_every_column_of_a_table_is_written(spark: SparkSession, served: Server) -> None:
+    topic = create_topic(served, "columns")
     table = spark.sql(
         "SELECT string(id) AS body, 'red' AS tags, array('k', string(id)) AS keys, "
         "map('own', 'yes') AS properties, string(id % 2) AS sharding_key FROM range(20)"
     )
     save(table, served, topic)
-    found = records(served, topic)
-    assert Counter(record.body.decode() for record in found) == Counter(map(str, range(20)))
-    one = next(record for record in found if record.body == b"7")
-    wanted = {"TAGS": "red", "KEYS": "k 7", "own": "yes", "__SHARDINGKEY": "1"}
-    assert wanted.items() <= one.properties.items()
-    for shard in ("0", "1"):
-        of_shard = {r.queue_id for r in found if r.properties["__SHARDINGKEY"] == shard}
-        assert len(of_shard) == 1
+    records = stored_records(served, topic)
+    assert Counter(record.body.decode() for record in records) == Counter(map(str, range(20)))
+    record = next(record for record in records if record.body == b"7")
+    expected = {"TAGS": "red", "KEYS": "k 7", "own": "yes", "__SHARDINGKEY": "1"}
+    assert expected.items() <= record.properties.items()
+    for key in ("0", "1"):
+        queue_ids = {r.queue_id for r in records if r.properties["__SHARDINGKEY"] == key}
+        assert len(queue_ids) == 1
 
 
-def test_a_named_batch_that_is_repeated_writes_nothing(spark: SparkSession, served: Server) -> None:
-    topic = a_topic(served, "named")
+def test_a_repeated_batch_with_a_transactional_id_writes_nothing(
+    spark: SparkSession, served: Server
+) -> None:
+    topic = create_topic(served, "named")
     table = spark.range(500).selectExpr("string(id) AS body")
     for _ in range(2):
         save(table, served, topic, transactional_id="nightly", epoch=20240131)
@@ -81,17 +83,17 @@ def test_a_named_batch_that_is_repeated_writes_nothing(spark: SparkSession, serv
         save(table, served, topic, transactional_id="nightly", epoch=20240131)
 
 
-def test_a_batch_that_fails_half_way_leaves_nothing(spark: SparkSession, served: Server) -> None:
-    topic = a_topic(served, "fails")
+def test_a_batch_that_fails_halfway_writes_nothing(spark: SparkSession, served: Server) -> None:
+    topic = create_topic(served, "fails")
     table = spark.range(0, 3000, numPartitions=3).selectExpr(
         "if(id = 2999, raise_error('planted'), string(id)) AS body"
     )
     with pytest.raises(Exception, match="planted"):
         save(table, served, topic, batchBytes=1000)
-    assert not records(served, topic)
+    assert not stored_records(served, topic)
 
 
-def test_errors_reach_the_user_in_words(spark: SparkSession, served: Server) -> None:
+def test_errors_of_a_write_name_the_cause(spark: SparkSession, served: Server) -> None:
     table = spark.range(1).selectExpr("string(id) AS body")
     with pytest.raises(Exception, match="did you mean topic"):
         save(table, served, "t", topik="u")
@@ -102,10 +104,10 @@ def test_errors_reach_the_user_in_words(spark: SparkSession, served: Server) -> 
         writer.option("topic", "t").mode("overwrite").save()
 
 
-def test_a_stream_that_is_restarted_goes_on_where_it_was(
+def test_a_restarted_stream_continues_and_writes_nothing_twice(
     spark: SparkSession, served: Server, tmp_path: Path
 ) -> None:
-    topic = a_topic(served, "stream")
+    topic = create_topic(served, "stream")
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     source.mkdir()
 
@@ -128,27 +130,27 @@ def test_a_stream_that_is_restarted_goes_on_where_it_was(
     run()
     assert bodies(served, topic) == Counter(map(str, range(150)))
     newest = max(checkpoint.joinpath("commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    newest.unlink()  # as if the driver had died before it noted that it was done
+    newest.unlink()  # as if the driver had died before it recorded the commit
     for crc in checkpoint.joinpath("commits").glob(f".{newest.name}.crc"):
         crc.unlink()
     run()
     assert bodies(served, topic) == Counter(map(str, range(150)))
 
 
-def test_a_batch_of_foreach_batch_that_is_repeated_writes_nothing_twice(
+def test_a_repeated_batch_of_foreach_batch_writes_nothing_twice(
     spark: SparkSession, served: Server, tmp_path: Path
 ) -> None:
-    """It fails behind its first write, as it does when the second of two sinks is away."""
-    topics = [a_topic(served, "first-of-two"), a_topic(served, "second-of-two")]
+    """The batch fails between two writes, as it does when the second of two sinks is down."""
+    topics = [create_topic(served, "first-of-two"), create_topic(served, "second-of-two")]
     source = tmp_path / "in"
     source.mkdir()
     for number in range(2):
         lines = "".join(f"{line}\n" for line in range(100 * number, 100 * number + 100))
         (source / f"{number}.txt").write_text(lines)
-    failures = iter([False, True])  # in the second epoch, once
+    failures = iter([False, True])  # the first attempt of the second epoch fails
     epochs = []
 
-    def each(rows: DataFrame, epoch: int) -> None:
+    def write_twice(rows: DataFrame, epoch: int) -> None:
         epochs.append(epoch)
         save(rows, served, topics[0], transactional_id=topics[0], epoch=epoch)
         if next(failures, False):
@@ -157,7 +159,7 @@ def test_a_batch_of_foreach_batch_that_is_repeated_writes_nothing_twice(
 
     def run() -> None:
         lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(source))
-        query = lines.selectExpr("value AS body").writeStream.foreachBatch(each)
+        query = lines.selectExpr("value AS body").writeStream.foreachBatch(write_twice)
         query = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query.trigger(availableNow=True).start().awaitTermination()
 

@@ -18,7 +18,7 @@ KINDS = ("sqlite", *SERVERS)
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A broker that checks open transactions after half a second."""
+    """Run a broker that checks open transactions after half a second."""
     conf = {
         "transactionTimeOut": 500,
         "transactionCheckInterval": 500,
@@ -30,7 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[dict[str, DatabaseServer]]:
-    """The database servers that were started so far."""
+    """Yield the database servers that are running, by kind; url_of adds to them."""
     running: dict[str, DatabaseServer] = {}
     yield running
     for server in running.values():
@@ -55,7 +55,7 @@ def url(request: pytest.FixtureRequest, servers: dict[str, DatabaseServer], tmp_
 
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
-    """An engine on each kind of database, with the tables of the bank."""
+    """Yield an engine for each kind of database, with the tables of the bank."""
     engine = create_engine(url)
     tables.create_all(engine)
     yield engine

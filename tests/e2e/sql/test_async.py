@@ -48,7 +48,7 @@ def async_url(
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[AsyncEngine]:
+async def async_engine(url: str) -> AsyncIterator[AsyncEngine]:
     engine = create_async_engine(url)
     async with engine.begin() as connection:
         await connection.run_sync(tables.create_all)
@@ -58,87 +58,96 @@ async def opened(url: str) -> AsyncIterator[AsyncEngine]:
         await engine.dispose()
 
 
-async def saved(engine: AsyncEngine) -> list[str]:
+async def transfer_ids(engine: AsyncEngine) -> list[str]:
     async with engine.connect() as connection:
         query = select(transfers.c.id).order_by(transfers.c.id)
         return list((await connection.execute(query)).scalars())
 
 
 async def pay(
-    escrow: AsyncEscrow, topic: str, name: str, *, fails: Exception | None = None, end: bool = False
+    escrow: AsyncEscrow,
+    topic: str,
+    name: str,
+    *,
+    error: Exception | None = None,
+    commit: bool = False,
 ) -> None:
+    """Insert a row and send two messages; then raise the error or commit the session, if given."""
     async with escrow.transaction() as (session, tx):
         await session.execute(insert(transfers).values(id=name, amount=1))
         await tx.send(Message(topic, name.encode()))
         await tx.send(Message(topic, name.encode() + b" again"))
-        if fails is not None:
-            raise fails
-        if end:
+        if error is not None:
+            raise error
+        if commit:
             await session.commit()
 
 
-async def test_both_or_neither_with_await(served: Server, async_url: str) -> None:
+async def test_row_and_messages_are_both_committed_or_neither_with_await(
+    served: Server, async_url: str
+) -> None:
     topic = new_topic("async")
     async with (
-        opened(async_url) as engine,
+        async_engine(async_url) as engine,
         AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
     ):
         await pay(escrow, topic, "a")
         with pytest.raises(ZeroDivisionError):
-            await pay(escrow, topic, "b", fails=ZeroDivisionError())
-        await pay(escrow, topic, "c", fails=Rollback())
+            await pay(escrow, topic, "b", error=ZeroDivisionError())
+        await pay(escrow, topic, "c", error=Rollback())
         with pytest.raises(IntegrityError):
             await pay(escrow, topic, "a")
         assert open_halves(served) == 0
         with pytest.raises(SessionEndedInBlock):
-            await pay(escrow, topic, "d", end=True)
-        assert await saved(engine) == ["a", "d"]
+            await pay(escrow, topic, "d", commit=True)
+        assert await transfer_ids(engine) == ["a", "d"]
         async with Consumer(
             served.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
         ) as consumer:
-            # The event loop keeps running and answers the broker's checks.
+            # The event loop runs meanwhile and answers the broker's checks.
             bodies = sorted([(await consumer.receive()).body for _ in range(4)])
         assert bodies == [b"a", b"a again", b"d", b"d again"]
 
 
 async def test_a_half_that_cannot_be_sent_rolls_back_with_await(async_url: str) -> None:
     async with (
-        opened(async_url) as engine,
-        AsyncEscrow(engine, "127.0.0.1:1", group="nobody", retries=0) as escrow,
+        async_engine(async_url) as engine,
+        AsyncEscrow(engine, "127.0.0.1:1", group="unreachable", retries=0) as escrow,
     ):
         with pytest.raises(TransportError):
             await pay(escrow, "t", "a")
         with pytest.raises(TransactionMessageFailed):
-            await _pay_and_go_on(escrow)
-        assert await saved(engine) == []
+            await _pay_and_ignore_the_error(escrow)
+        assert await transfer_ids(engine) == []
 
 
-async def _pay_and_go_on(escrow: AsyncEscrow) -> None:
+async def _pay_and_ignore_the_error(escrow: AsyncEscrow) -> None:
     async with escrow.transaction() as (session, tx):
         await session.execute(insert(transfers).values(id="b", amount=1))
         with pytest.raises(TransportError):
             await tx.send(Message("t", b"b"))
 
 
-@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("is_reachable", [True, False], ids=["reachable", "unreachable"])
 async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
-    served: Server, servers: dict[str, DatabaseServer], tmp_path: object, answers: bool
+    served: Server, servers: dict[str, DatabaseServer], tmp_path: object, is_reachable: bool
 ) -> None:
+    """If the database cannot be reached after the commit, a check reads the marker later."""
     topic = new_topic("async-lost")
     url = make_url(url_of("postgresql", servers, tmp_path))  # type: ignore[arg-type]
     with CuttingProxy(url.port or 0) as proxy:
-        through = url.set(port=proxy.port).render_as_string(hide_password=False)
+        proxy_url = url.set(port=proxy.port).render_as_string(hide_password=False)
 
-        def lose(_: object) -> None:
+        def lose_response(_: object) -> None:
             proxy.cut_next_response = True
-            proxy.refuses_connections = not answers
+            proxy.refuses_connections = not is_reachable
 
         async with (
-            opened(through) as engine,
+            async_engine(proxy_url) as engine,
             AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
         ):
-            event.listen(engine.sync_engine, "commit", lose, once=True)
-            if answers:
+            event.listen(engine.sync_engine, "commit", lose_response, once=True)
+            if is_reachable:
                 await pay(escrow, topic, "a")
             else:
                 with pytest.raises(CommitUnknown):
@@ -149,7 +158,7 @@ async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
             ) as consumer:
                 bodies = sorted([(await consumer.receive()).body for _ in range(2)])
             assert bodies == [b"a", b"a again"]
-            assert await saved(engine) == ["a"]
+            assert await transfer_ids(engine) == ["a"]
 
 
 async def test_a_failure_in_the_last_flush_rolls_back_with_await(
@@ -157,7 +166,7 @@ async def test_a_failure_in_the_last_flush_rolls_back_with_await(
 ) -> None:
     topic = new_topic("async-flush")
     async with (
-        opened(async_url) as engine,
+        async_engine(async_url) as engine,
         AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
     ):
         async with escrow.transaction() as (session, _):
@@ -179,7 +188,11 @@ async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
 
 
 async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_url: str) -> None:
-    async with opened(async_url) as engine, engine.connect() as owner, engine.connect() as other:
+    async with (
+        async_engine(async_url) as engine,
+        engine.connect() as owner,
+        engine.connect() as other,
+    ):
         with pytest.raises(DBAPIError):
             await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1)
         await owner.run_sync(create_tables)
@@ -194,19 +207,19 @@ async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_
 async def test_markers_are_purged_with_await(served: Server, async_url: str) -> None:
     topic = new_topic("async-old")
     clock = ManualClock()
-    async with opened(async_url) as engine:
-        for at_once in (True, False):
+    async with async_engine(async_url) as engine:
+        for when_acknowledged in (True, False):
             async with AsyncEscrow(
                 engine,
                 served.namesrv_address,
                 group=topic,
                 clock=clock,
-                purge_acknowledged=at_once,
+                purge_acknowledged=when_acknowledged,
             ) as escrow:
-                await pay(escrow, topic, f"a{at_once}")
+                await pay(escrow, topic, f"a{when_acknowledged}")
                 with pytest.raises(ConfigError):
                     await escrow.purge(older_than_ms=1)
-                if not at_once:
+                if not when_acknowledged:
                     clock.advance(ms=97 * 3_600_000)
                 await escrow.clean_up()
                 async with engine.connect() as connection:
@@ -215,8 +228,8 @@ async def test_markers_are_purged_with_await(served: Server, async_url: str) -> 
     assert len(delivered_bodies(served, topic)) == 4
 
 
-async def test_a_message_that_comes_again_has_no_second_effect_with_await(async_url: str) -> None:
-    async with opened(async_url) as engine:
+async def test_a_redelivered_message_has_no_second_effect_with_await(async_url: str) -> None:
+    async with async_engine(async_url) as engine:
         inbox = AsyncInbox(engine, group="g")
         await inbox.create_tables()
 
@@ -233,13 +246,13 @@ async def test_a_message_that_comes_again_has_no_second_effect_with_await(async_
         with pytest.raises(IntegrityError):
             await credit(received_message("m2", b"a"))
         assert await credit(received_message("m2", b"b")) is True
-        assert await saved(engine) == ["a", "b"]
+        assert await transfer_ids(engine) == ["a", "b"]
         assert await inbox.purge(older_than_ms=-1000) == 2
 
 
-async def test_a_consumer_is_run_through_it_with_await(served: Server, async_url: str) -> None:
+async def test_an_inbox_runs_a_consumer_with_await(served: Server, async_url: str) -> None:
     topic = new_topic("async-credits")
-    async with opened(async_url) as engine:
+    async with async_engine(async_url) as engine:
         inbox = AsyncInbox(engine, group=topic)
 
         @inbox.effect
@@ -247,14 +260,14 @@ async def test_a_consumer_is_run_through_it_with_await(served: Server, async_url
             await session.execute(insert(transfers).values(id=message.body.decode(), amount=1))
 
         async with AsyncEscrow(engine, served.namesrv_address, group=f"{topic}-p") as escrow:
-            await pay(escrow, topic, "a", fails=None)
+            await pay(escrow, topic, "a")
         async with engine.begin() as connection:
             await connection.execute(transfers.delete())
         async with Consumer(
             served.namesrv_address, group=topic, subscribe={topic: "*"}
         ) as consumer:
             await inbox.run(consumer, credit, limit=2)
-        assert await saved(engine) == ["a", "a again"]
+        assert await transfer_ids(engine) == ["a", "a again"]
 
 
 async def test_a_database_in_memory_is_refused_with_await() -> None:

@@ -1,7 +1,8 @@
-"""Killed or frozen at every point of a transaction: database and message agree in the end.
+"""A process is killed or frozen at every point of a transaction; database and message agree later.
 
-All processes of one case run at the same time, each with its own group and topic; beside each is
-another process of its group (this one), which the broker can ask. `pytest -s` shows the table.
+All processes of one case run at the same time, each with its own group and topic. The process of
+the test is a member of each group too, so the broker can send checks to it. `pytest -s` shows the
+results as a table.
 """
 
 from __future__ import annotations
@@ -39,15 +40,20 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-AFTER_THE_COMMIT = (crashing.AFTER_COMMIT, crashing.BEFORE_END, crashing.AFTER_END)
-HAS_HALF = (crashing.AFTER_HALF, crashing.BEFORE_COMMIT, *AFTER_THE_COMMIT)
-SOME = (crashing.AFTER_MARKER, crashing.AFTER_HALF, crashing.BEFORE_COMMIT, crashing.BEFORE_END)
-CHECKS = 2  # while the owner is frozen
+POINTS_AFTER_COMMIT = (crashing.AFTER_COMMIT, crashing.BEFORE_END, crashing.AFTER_END)
+POINTS_AFTER_HALF = (crashing.AFTER_HALF, crashing.BEFORE_COMMIT, *POINTS_AFTER_COMMIT)
+MAIN_POINTS = (
+    crashing.AFTER_MARKER,
+    crashing.AFTER_HALF,
+    crashing.BEFORE_COMMIT,
+    crashing.BEFORE_END,
+)
+CHECKS = 2  # that are sent while the owner is frozen
 
 
 @dataclass
 class Crash:
-    """A process that stops at `point`, while this process of the same group keeps running."""
+    """A process that is killed or frozen at `point`; this process is in the same group."""
 
     database: str
     point: str
@@ -58,15 +64,18 @@ class Crash:
     child: subprocess.Popen[bytes]
     checks: int = 0
 
-    def watch(self) -> None:
-        def count(*given: object) -> None:
-            self.checks += str(given[2]).startswith("SELECT escrowmq_marker")
+    def count_checks(self) -> None:
+        """Count the checks that this process answers, by their queries of the marker."""
+
+        def count(*arguments: object) -> None:
+            statement = str(arguments[2])
+            self.checks += statement.startswith("SELECT escrowmq_marker")
 
         event.listen(self.engine, "before_cursor_execute", count)
 
 
-def stopped(crash: Crash) -> None:
-    """Wait until the process has reached its point."""
+def wait_for_point(crash: Crash) -> None:
+    """Wait until the process is killed or frozen at its point."""
     _, status = os.waitpid(crash.child.pid, os.WUNTRACED)
     if crash.how == "kill":
         crash.child.returncode = -os.WTERMSIG(status)
@@ -75,18 +84,25 @@ def stopped(crash: Crash) -> None:
         assert os.WIFSTOPPED(status), (crash, status)
 
 
-def resumed(crash: Crash) -> int:
-    if crash.point in HAS_HALF:
-        decided = crash.point in AFTER_THE_COMMIT  # one check is enough, or none is needed
-        wanted = 0 if crash.point == crashing.AFTER_END else 1 if decided else CHECKS
-        wait_until(lambda: crash.checks >= wanted, f"asked about {crash.name}")
+def expected_checks(point: str) -> int:
+    """Return how many checks to wait for while the process is frozen at this point."""
+    if point == crashing.AFTER_END or point not in POINTS_AFTER_HALF:
+        return 0
+    # After the commit the first check finds the marker and decides.
+    return 1 if point in POINTS_AFTER_COMMIT else CHECKS
+
+
+def resume(crash: Crash) -> int:
+    """Resume a frozen process after some checks, and return its exit code."""
+    count = expected_checks(crash.point)
+    wait_until(lambda: crash.checks >= count, f"{count} checks of {crash.name}")
     crash.child.send_signal(signal.SIGCONT)
     return crash.child.wait(WAIT_S)
 
 
 @pytest.fixture
 def crashes() -> Iterator[list[Crash]]:
-    """Processes of the test, which are killed at its end."""
+    """Yield a list for the processes of a test; those that still run at its end are killed."""
     running: list[Crash] = []
     yield running
     for crash in running:
@@ -95,8 +111,15 @@ def crashes() -> Iterator[list[Crash]]:
             crash.child.wait()
 
 
-def begin(
-    stack: ExitStack, served: Server, url: str, kind: str, point: str, how: str, *, more: str = ""
+def start(
+    stack: ExitStack,
+    served: Server,
+    url: str,
+    kind: str,
+    point: str,
+    how: str,
+    *,
+    url_options: str = "",
 ) -> Crash:
     engine = create_engine(url)
     stack.callback(engine.dispose)
@@ -104,33 +127,34 @@ def begin(
     name = new_topic(f"{kind}-{how}-{point}".replace(" ", "-"))
     escrow = stack.enter_context(Escrow(engine, served.namesrv_address, group=name))
     module = "tests.support.sql_crashes"
-    command = [sys.executable, "-m", module, url + more, served.namesrv_address, name, point, how]
-    child = subprocess.Popen(command)
+    arguments = [url + url_options, served.namesrv_address, name, point, how]
+    child = subprocess.Popen([sys.executable, "-m", module, *arguments])
     crash = Crash(kind, point, how, engine, escrow, name, child)
-    crash.watch()
+    crash.count_checks()
     return crash
 
 
-def show(served: Server, crashes: list[Crash]) -> None:
+def print_table(served: Server, crashes: list[Crash]) -> None:
     table = Table("database", "stopped", "at", "row", "message", "checks")
     for crash in crashes:
         row = "committed" if crash.name in saved_ids(crash.engine) else "-"
-        message = "delivered" if delivered_bodies(served, crash.name) else "-"
+        message = "delivered_bodies" if delivered_bodies(served, crash.name) else "-"
         table.add_row(crash.database, crash.how, crash.point, row, message, str(crash.checks))
     Console(width=100).print(table)
 
 
-def agree(served: Server, crashes: list[Crash]) -> None:
+def assert_agreement(served: Server, crashes: list[Crash]) -> None:
+    """Check that each message was delivered if and only if its row was committed."""
     wait_until_settled(served)
-    show(served, crashes)
+    print_table(served, crashes)
     for crash in crashes:
         is_saved = crash.name in saved_ids(crash.engine)
-        assert is_saved == (crash.how == "freeze" or crash.point in AFTER_THE_COMMIT), crash
+        assert is_saved == (crash.how == "freeze" or crash.point in POINTS_AFTER_COMMIT), crash
         assert delivered_bodies(served, crash.name) == ([b"paid"] if is_saved else []), crash
 
 
 def urls(kind: str, servers: dict[str, DatabaseServer], tmp_path: Path) -> Iterator[str]:
-    """A file for each crash on SQLite, which locks whole files; otherwise one database for all."""
+    """Yield a new file for each crash on SQLite, which locks whole files, or always one URL."""
     if kind == "sqlite":
         for number in range(100):
             yield f"sqlite:///{tmp_path / f'{number}.db'}"
@@ -141,9 +165,9 @@ def urls(kind: str, servers: dict[str, DatabaseServer], tmp_path: Path) -> Itera
 
 CASES = [
     pytest.param("sqlite", "kill", POINTS),
-    pytest.param("sqlite", "freeze", SOME),
-    pytest.param("postgresql", "kill", SOME),
-    pytest.param("postgresql", "freeze", SOME[1::2]),
+    pytest.param("sqlite", "freeze", MAIN_POINTS),
+    pytest.param("postgresql", "kill", MAIN_POINTS),
+    pytest.param("postgresql", "freeze", MAIN_POINTS[1::2]),
     pytest.param("sqlite", "freeze", POINTS, marks=pytest.mark.nightly),
     *(
         pytest.param(kind, how, POINTS, marks=pytest.mark.nightly)
@@ -154,7 +178,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "how", "points"), CASES)
-def test_database_and_message_agree(
+def test_database_and_message_agree_after_a_kill_or_a_freeze(
     served: Server,
     servers: dict[str, DatabaseServer],
     tmp_path: Path,
@@ -163,29 +187,31 @@ def test_database_and_message_agree(
     how: str,
     points: tuple[str, ...],
 ) -> None:
-    places = urls(kind, servers, tmp_path)
+    database_urls = urls(kind, servers, tmp_path)
     with ExitStack() as stack:
         for point in points:
-            crashes.append(begin(stack, served, next(places), kind, point, how))
+            crashes.append(start(stack, served, next(database_urls), kind, point, how))
         for crash in crashes:
-            stopped(crash)
+            wait_for_point(crash)
         if how == "freeze":
             for crash in crashes:
-                assert resumed(crash) == 0, crash
-        agree(served, crashes)
+                assert resume(crash) == 0, crash
+        assert_agreement(served, crashes)
 
 
 def test_an_owner_whose_session_ended_while_it_was_frozen_fails(
     served: Server, servers: dict[str, DatabaseServer], tmp_path: Path, crashes: list[Crash]
 ) -> None:
-    """The database gives the lock to the checker, and refuses the owner when it wakes up."""
+    """The database gives the lock to the checker, and refuses the owner when it is resumed."""
     url = url_of("postgresql", servers, tmp_path)
-    more = "?options=-c%20idle_in_transaction_session_timeout%3D500"
+    timeout = "?options=-c%20idle_in_transaction_session_timeout%3D500"
     with ExitStack() as stack:
-        crash = begin(stack, served, url, "postgresql", crashing.AFTER_HALF, "freeze", more=more)
+        crash = start(
+            *(stack, served, url, "postgresql", crashing.AFTER_HALF, "freeze"), url_options=timeout
+        )
         crashes.append(crash)
-        stopped(crash)
-        wait_until(lambda: open_halves(served) == 0, "rolled back while it is frozen")
+        wait_for_point(crash)
+        wait_until(lambda: open_halves(served) == 0, "the transaction is rolled back")
         crash.child.send_signal(signal.SIGCONT)
         assert crash.child.wait(WAIT_S) == REFUSED
         assert saved_ids(crash.engine) == []

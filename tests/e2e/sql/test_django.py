@@ -47,12 +47,12 @@ def databases(
 ) -> Iterator[None]:
     """Configure Django. Settings belong to the process and are set once."""
     directory = tmp_path_factory.mktemp("django")
-    found: dict[str, dict[str, object]] = {
+    database_settings: dict[str, dict[str, object]] = {
         "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "bank.db")}
     }
     if not Postgres.unavailable_reason():
         url = make_url(url_of("postgresql", servers, directory))
-        found["second"] = {
+        database_settings["second"] = {
             "ENGINE": "django.db.backends.postgresql",
             "NAME": url.database,
             "HOST": url.host,
@@ -61,16 +61,16 @@ def databases(
         }
     settings.configure(
         INSTALLED_APPS=["escrowmq.django"],
-        DATABASES=found,
+        DATABASES=database_settings,
         USE_TZ=True,
         ESCROWMQ={
             "servers": served.namesrv_address,
             "group": "django",
-            "databases": list(found),
+            "databases": list(database_settings),
         },
     )
     django.setup()
-    for alias in found:
+    for alias in database_settings:
         call_command("migrate", database=alias, verbosity=0)
         with connections[alias].cursor() as cursor:
             cursor.execute("CREATE TABLE transfer (id varchar(64) PRIMARY KEY)")
@@ -95,37 +95,38 @@ def save(alias: str, name: str) -> None:
         cursor.execute("INSERT INTO transfer (id) VALUES (%s)", [name])
 
 
-def rows(alias: str, query: str = "SELECT id FROM transfer ORDER BY id") -> list[object]:
+def first_column(alias: str, query: str = "SELECT id FROM transfer ORDER BY id") -> list[object]:
     with connections[alias].cursor() as cursor:
         cursor.execute(query)
         return [row[0] for row in cursor.fetchall()]
 
 
 def pay(
-    alias: str, topic: str, name: str, *, fails: Exception | None = None
+    alias: str, topic: str, name: str, *, error: Exception | None = None
 ) -> TransactionMessages:
+    """Insert a row and send a message in one block, which raises the error if one is given."""
     with shared.atomic(using=alias) as tx:
         save(alias, name)
         tx.send(Message(topic, name.encode()))
-        if fails is not None:
-            raise fails
+        if error is not None:
+            raise error
     return tx
 
 
-def test_both_or_neither(served: Server, alias: str) -> None:
+def test_row_and_message_are_both_committed_or_neither(served: Server, alias: str) -> None:
     topic = new_topic("django")
     tx = pay(alias, topic, "a")
     assert tx.outcome is not None
     assert tx.outcome.acknowledged
     with pytest.raises(ZeroDivisionError):
-        pay(alias, topic, "b", fails=ZeroDivisionError())
-    pay(alias, topic, "c", fails=Rollback())
+        pay(alias, topic, "b", error=ZeroDivisionError())
+    pay(alias, topic, "c", error=Rollback())
     with pytest.raises(IntegrityError):
         pay(alias, topic, "a")
-    assert rows(alias) == ["a"]
+    assert first_column(alias) == ["a"]
     assert delivered_bodies(served, topic) == [b"a"]
     assert open_halves(served) == 0
-    assert rows(alias, "SELECT outcome FROM escrowmq_marker") == ["committed"]
+    assert first_column(alias, "SELECT outcome FROM escrowmq_marker") == ["committed"]
 
 
 def test_a_block_inside_a_block_waits_for_the_outermost(served: Server, alias: str) -> None:
@@ -133,37 +134,38 @@ def test_a_block_inside_a_block_waits_for_the_outermost(served: Server, alias: s
     with transaction.atomic(using=alias):
         tx = pay(alias, topic, "a")
         with pytest.raises(ZeroDivisionError):
-            pay(
-                alias, topic, "b", fails=ZeroDivisionError()
-            )  # rolls back its savepoint and its messages
+            # The block rolls back to its savepoint, and its messages too.
+            pay(alias, topic, "b", error=ZeroDivisionError())
         with shared.atomic(using=alias) as outer:
             pay(alias, topic, "c")
             outer.send(Message(topic, b"outer"))
         assert tx.outcome is None
         assert delivered_bodies(served, topic) == []
     assert tx.outcome is not None
-    assert rows(alias) == ["a", "c"]
+    assert first_column(alias) == ["a", "c"]
     assert delivered_bodies(served, topic) == [b"a", b"c", b"outer"]
     assert open_halves(served) == 0
 
 
-def test_an_outer_block_that_fails_is_resolved_by_a_check(served: Server, alias: str) -> None:
-    topic = new_topic("around")
+def test_the_messages_of_an_outer_block_that_fails_are_rolled_back_by_a_check(
+    served: Server, alias: str
+) -> None:
+    topic = new_topic("outer")
     with pytest.raises(ZeroDivisionError):
-        _pay_and_fail_around(alias, topic)
+        _pay_and_fail_in_outer_block(alias, topic)
     wait_until_settled(served)
-    assert rows(alias) == []
+    assert first_column(alias) == []
     assert delivered_bodies(served, topic) == []
-    assert rows(alias, "SELECT outcome FROM escrowmq_marker") == ["tombstone"]
+    assert first_column(alias, "SELECT outcome FROM escrowmq_marker") == ["tombstone"]
 
 
-def _pay_and_fail_around(alias: str, topic: str) -> None:
+def _pay_and_fail_in_outer_block(alias: str, topic: str) -> None:
     with transaction.atomic(using=alias):
         pay(alias, topic, "a")
         raise ZeroDivisionError
 
 
-def test_a_rollback_without_an_error_rolls_the_messages_back(served: Server, alias: str) -> None:
+def test_set_rollback_also_rolls_the_messages_back(served: Server, alias: str) -> None:
     topic = new_topic("quiet")
     with shared.atomic(using=alias) as tx:
         save(alias, "a")
@@ -171,7 +173,7 @@ def test_a_rollback_without_an_error_rolls_the_messages_back(served: Server, ali
         transaction.set_rollback(True, using=alias)
     assert tx.outcome is not None
     assert (tx.outcome.verdict, tx.outcome.acknowledged) == (Verdict.ROLLBACK, True)
-    assert rows(alias) == []
+    assert first_column(alias) == []
     assert delivered_bodies(served, topic) == []
 
 
@@ -186,8 +188,10 @@ def test_hooks_of_the_application_run_after_the_messages_are_ended(
     assert seen == [[b"a"]]
 
 
-def test_a_transaction_managed_by_hand_ends_by_hand(served: Server, alias: str) -> None:
-    topic = new_topic("hand")
+def test_without_autocommit_an_explicit_commit_delivers_the_messages(
+    served: Server, alias: str
+) -> None:
+    topic = new_topic("explicit")
     transaction.set_autocommit(False, using=alias)
     try:
         pay(alias, topic, "a")
@@ -218,7 +222,7 @@ def test_a_commit_that_fails_is_resolved_by_the_marker(served: Server, alias: st
 def _send_an_orphan(alias: str, topic: str) -> None:
     with shared.atomic(using=alias) as tx:
         with connections[alias].cursor() as cursor:
-            cursor.execute("INSERT INTO child (id) VALUES ('nobody')")
+            cursor.execute("INSERT INTO child (id) VALUES ('orphan')")
         tx.send(Message(topic, b"a"))
 
 
@@ -227,14 +231,14 @@ def test_an_unknown_database_is_named(databases: None) -> None:
         pass
 
 
-def test_wrong_settings_are_named(databases: None) -> None:
-    before = settings.ESCROWMQ
+def test_an_unknown_setting_is_named(databases: None) -> None:
+    original = settings.ESCROWMQ
     try:
         settings.ESCROWMQ = {"servers": "127.0.0.1:9876", "gruop": "x"}
         with pytest.raises(ConfigError, match="gruop"):
             Escrow().start()
     finally:
-        settings.ESCROWMQ = before
+        settings.ESCROWMQ = original
 
 
 def test_old_markers_are_purged(served: Server, alias: str) -> None:
@@ -243,10 +247,10 @@ def test_old_markers_are_purged(served: Server, alias: str) -> None:
     assert Escrow(clock).purge() == 0
     clock.advance(ms=200_000 * HOUR_MS)
     assert Escrow(clock).purge() >= 1
-    assert rows(alias, "SELECT id FROM escrowmq_marker") == []
+    assert first_column(alias, "SELECT id FROM escrowmq_marker") == []
 
 
-def test_a_message_that_comes_again_has_no_second_effect(alias: str) -> None:
+def test_a_redelivered_message_has_no_second_effect(alias: str) -> None:
     inbox = Inbox(group="g", using=alias)
 
     @inbox.effect
@@ -261,32 +265,37 @@ def test_a_message_that_comes_again_has_no_second_effect(alias: str) -> None:
     with transaction.atomic(using=alias):
         assert credit(received_message("m2", b"b")) is False
         save(alias, "c")  # the outer block can continue
-    assert rows(alias) == ["a", "b", "c"]
+    assert first_column(alias) == ["a", "b", "c"]
     assert inbox.purge(older_than_ms=-1000) == 2
 
 
 def test_both_bindings_have_the_same_tables(databases: None, tmp_path: Path) -> None:
-    ours = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
-    metadata.create_all(ours)
-    theirs = create_engine(f"sqlite:///{settings.DATABASES['default']['NAME']}")
+    of_sqlalchemy = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+    metadata.create_all(of_sqlalchemy)
+    of_django = create_engine(f"sqlite:///{settings.DATABASES['default']['NAME']}")
     for table in metadata.tables:
         columns = [
-            [(c["name"], str(c["type"]), c["nullable"]) for c in inspect(e).get_columns(table)]
-            for e in (ours, theirs)
+            [
+                (column["name"], str(column["type"]), column["nullable"])
+                for column in inspect(engine).get_columns(table)
+            ]
+            for engine in (of_sqlalchemy, of_django)
         ]
         assert columns[0] == columns[1]
-        keys = [inspect(e).get_pk_constraint(table)["constrained_columns"] for e in (ours, theirs)]
+        keys = [
+            inspect(engine).get_pk_constraint(table)["constrained_columns"]
+            for engine in (of_sqlalchemy, of_django)
+        ]
         assert keys[0] == keys[1]
-    ours.dispose()
-    theirs.dispose()
+    of_sqlalchemy.dispose()
+    of_django.dispose()
 
 
 def test_no_migration_is_missing(databases: None) -> None:
     call_command("makemigrations", "escrowmq", check=True, dry_run=True, stdout=StringIO())
 
 
-def test_django_needs_no_sqlalchemy(databases: None) -> None:
-
+def test_the_django_binding_does_not_import_sqlalchemy(databases: None) -> None:
     script = (
         "import sys; sys.modules['sqlalchemy'] = None\n"
         "import escrowmq.django\n"

@@ -1,4 +1,4 @@
-"""Escrow with a real database and a real broker: whatever fails, they agree in the end."""
+"""Escrow with a real database and a real broker: they agree after every failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ UNREACHABLE = "127.0.0.1:1"
 HOUR_MS = 3_600_000
 
 
-def marked(engine: Engine) -> list[tuple[str, int]]:
+def markers(engine: Engine) -> list[tuple[str, int]]:
+    """Return the outcome and the number of messages of each marker."""
     with engine.connect() as connection:
         query = select(marker_table.c.outcome, marker_table.c.messages).order_by(
             marker_table.c.messages
@@ -54,7 +55,7 @@ def marked(engine: Engine) -> list[tuple[str, int]]:
         return [(outcome, count) for outcome, count in connection.execute(query)]
 
 
-def test_both_or_neither(served: Server, engine: Engine) -> None:
+def test_row_and_messages_are_both_committed_or_neither(served: Server, engine: Engine) -> None:
     topic = new_topic("both")
     with Escrow(engine, served.namesrv_address, group="g-both") as escrow:
         pay(escrow, topic, "a")
@@ -63,7 +64,7 @@ def test_both_or_neither(served: Server, engine: Engine) -> None:
         pay(escrow, topic, "c", fails=Rollback())
     assert saved_ids(engine) == ["a"]
     assert delivered_bodies(served, topic) == [b"a", b"a again"]
-    assert marked(engine) == [("committed", 2)]
+    assert markers(engine) == [("committed", 2)]
     assert open_halves(served) == 0
 
 
@@ -74,10 +75,12 @@ def test_a_transaction_without_messages_leaves_no_marker(served: Server, sqlite:
         assert tx.outcome is not None
         assert tx.outcome.verdict is Verdict.COMMIT
     assert saved_ids(sqlite) == ["a"]
-    assert marked(sqlite) == []
+    assert markers(sqlite) == []
 
 
-def test_a_commit_that_the_database_refuses_is_rolled_back(served: Server, engine: Engine) -> None:
+def test_a_statement_that_the_database_refuses_rolls_the_messages_back(
+    served: Server, engine: Engine
+) -> None:
     topic = new_topic("twice")
     with Escrow(engine, served.namesrv_address, group="g-twice") as escrow:
         pay(escrow, topic, "a")
@@ -93,13 +96,13 @@ def test_a_failure_in_the_last_flush_rolls_back_without_reading_the_marker(
     topic = new_topic("flush")
     with Escrow(engine, served.namesrv_address, group=topic) as escrow:
         pay(escrow, new_topic("paid"), "a")
-        paid = marked(engine)
+        markers_before = markers(engine)
         with pytest.raises(IntegrityError):
             _add_and_send(escrow, topic, "a")
         assert open_halves(served) == 0
     assert delivered_bodies(served, topic) == []
     # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
-    assert marked(engine) == paid
+    assert markers(engine) == markers_before
 
 
 def _add_and_send(escrow: Escrow, topic: str, name: str) -> None:
@@ -110,7 +113,7 @@ def _add_and_send(escrow: Escrow, topic: str, name: str) -> None:
 
 
 def test_a_half_that_cannot_be_sent_rolls_the_database_back(sqlite: Engine) -> None:
-    with Escrow(sqlite, UNREACHABLE, group="g-nobody", retries=0) as escrow:
+    with Escrow(sqlite, UNREACHABLE, group="g-unreachable", retries=0) as escrow:
         with pytest.raises(TransportError):
             pay(escrow, "t", "a")
         with pytest.raises(TransactionMessageFailed):
@@ -126,7 +129,7 @@ def _pay_and_ignore_the_error(escrow: Escrow, name: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_session_ended_inside_the_block_is_left_to_check_back(
+def test_a_session_ended_inside_the_block_is_decided_by_a_check(
     served: Server, sqlite: Engine, end: str
 ) -> None:
     topic = new_topic("inside")
@@ -157,7 +160,7 @@ def test_the_application_can_provide_its_sessions(served: Server, sqlite: Engine
         assert isinstance(session, BankSession)
 
 
-def test_a_failed_end_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
+def test_an_end_that_fails_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
     with Server(tmp_path, conf=conf) as served:
         with Escrow(sqlite, served.namesrv_address, group="g-end") as escrow:
@@ -183,7 +186,7 @@ def postgres(servers: dict[str, DatabaseServer], tmp_path: Path) -> str:
     return url_of("postgresql", servers, tmp_path)
 
 
-def through(proxy: CuttingProxy, url: str) -> Engine:
+def engine_through(proxy: CuttingProxy, url: str) -> Engine:
     engine = create_engine(make_url(url).set(port=proxy.port))
     tables.create_all(engine)
     return engine
@@ -194,10 +197,10 @@ def test_a_commit_without_a_response_is_resolved_by_the_marker(
 ) -> None:
     topic = new_topic("lost")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
-        engine = through(proxy, postgres)
+        engine = engine_through(proxy, postgres)
         with Escrow(engine, served.namesrv_address, group=topic) as escrow:
             event.listen(
-                engine, "commit", lambda _: setattr(proxy, "cut_next_answer", True), once=True
+                engine, "commit", lambda _: setattr(proxy, "cut_next_response", True), once=True
             )
             pay(escrow, topic, "a")
         assert saved_ids(engine) == ["a"]
@@ -208,15 +211,15 @@ def test_a_commit_without_a_response_is_resolved_by_the_marker(
 def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
     served: Server, postgres: str
 ) -> None:
-    topic = new_topic("nobody")
+    topic = new_topic("unresolved")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
-        engine = through(proxy, postgres)
+        engine = engine_through(proxy, postgres)
 
-        def lose(_: object) -> None:
+        def lose_connection(_: object) -> None:
             proxy.cut_next_response = proxy.refuses_connections = True
 
         with Escrow(engine, served.namesrv_address, group=topic) as escrow:
-            event.listen(engine, "commit", lose, once=True)
+            event.listen(engine, "commit", lose_connection, once=True)
             with pytest.raises(CommitUnknown, match="check-back") as raised:
                 pay(escrow, topic, "a")
             assert raised.value.may_have_happened
@@ -228,7 +231,7 @@ def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
     assert delivered_bodies(served, topic) == [b"a", b"a again"]
 
 
-def test_a_database_that_stops_before_the_commit_has_rolled_back(
+def test_a_session_that_ends_before_the_commit_is_rolled_back(
     served: Server, postgres: str
 ) -> None:
     topic = new_topic("gone")
@@ -236,33 +239,33 @@ def test_a_database_that_stops_before_the_commit_has_rolled_back(
     tables.create_all(engine)
     with Escrow(engine, served.namesrv_address, group=topic) as escrow:
         with pytest.raises(DBAPIError):
-            _pay_and_lose(escrow, engine, topic)
+            _pay_and_terminate_session(escrow, engine, topic)
         assert open_halves(served) == 0  # the verdict was sent, no check was needed
     assert saved_ids(engine) == []
     assert delivered_bodies(served, topic) == []
     engine.dispose()
 
 
-def _pay_and_lose(escrow: Escrow, engine: Engine, topic: str) -> None:
-    """Pay, and have the database end the session before the commit."""
+def _pay_and_terminate_session(escrow: Escrow, engine: Engine, topic: str) -> None:
+    """Pay, and terminate the session in the database just before its commit."""
     with escrow.transaction() as (session, tx):
         session.execute(insert(transfers).values(id="a", amount=1))
         tx.send(Message(topic, b"a"))
         pid = session.scalar(text("SELECT pg_backend_pid()"))
 
-        def end(_: object) -> None:
-            aside = create_engine(engine.url)
-            with aside.connect() as connection:
+        def terminate(_: object) -> None:
+            other = create_engine(engine.url)
+            with other.connect() as connection:
                 connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
-            aside.dispose()
+            other.dispose()
 
-        event.listen(engine, "commit", end, once=True)
+        event.listen(engine, "commit", terminate, once=True)
 
 
 # --- check-back ----------------------------------------------------------------------------------
 
 
-def test_another_process_of_the_group_answers_checks_before_it_sends(
+def test_another_member_of_the_group_answers_checks_before_it_sends(
     served: Server, sqlite: Engine
 ) -> None:
     topic = new_topic("other")
@@ -272,32 +275,33 @@ def test_another_process_of_the_group_answers_checks_before_it_sends(
     assert open_halves(served) == 1
     with Escrow(sqlite, served.namesrv_address, group=topic):
         wait_until_settled(served)
-    assert marked(sqlite) == [("tombstone", 0)]
+    assert markers(sqlite) == [("tombstone", 0)]
     assert delivered_bodies(served, topic) == []
 
 
 def test_a_half_of_another_producer_gets_no_verdict(
     served: Server, sqlite: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = new_topic("strange")
+    topic = new_topic("foreign")
     with Producer(served.namesrv_address, group=topic) as producer:
-        lost = producer.transaction()
-        lost.send(Message(topic, b"a"))
+        abandoned = producer.transaction()
+        abandoned.send(Message(topic, b"a"))
     with caplog.at_level(logging.ERROR), Escrow(sqlite, served.namesrv_address, group=topic):
         wait_until(lambda: "a group of its own" in caplog.text, "the half is checked")
-    assert marked(sqlite) == []
+    assert markers(sqlite) == []
     with Producer(served.namesrv_address, group=topic) as producer:
         producer.send(Message(topic, b"b"))
-        again = producer.transaction()
-        again.halves.extend(lost.halves)
-        again.end(Verdict.COMMIT)
+        # The half message is still open, so its own producer can commit it.
+        successor = producer.transaction()
+        successor.halves.extend(abandoned.halves)
+        successor.end(Verdict.COMMIT)
     assert delivered_bodies(served, topic) == [b"a", b"b"]
 
 
 # --- clean-up ------------------------------------------------------------------------------------
 
 
-def test_markers_are_purged_when_no_check_can_follow(served: Server, sqlite: Engine) -> None:
+def test_markers_are_purged_when_their_retention_is_over(served: Server, sqlite: Engine) -> None:
     clock = ManualClock()
     topic = new_topic("old")
     with Escrow(
@@ -310,17 +314,17 @@ def test_markers_are_purged_when_no_check_can_follow(served: Server, sqlite: Eng
         assert escrow.purge() == 0
         clock.advance(ms=1)
         pay(escrow, topic, "b")
-        escrow.clean_up()  # once an hour
-        assert len(marked(sqlite)) == 1
+        escrow.clean_up()  # runs once an hour
+        assert len(markers(sqlite)) == 1
 
 
 def test_markers_can_be_purged_after_the_acknowledgement(served: Server, sqlite: Engine) -> None:
     topic = new_topic("at-once")
     with Escrow(sqlite, served.namesrv_address, group="g-once", purge_acknowledged=True) as escrow:
         pay(escrow, topic, "a")
-        assert len(marked(sqlite)) == 1
+        assert len(markers(sqlite)) == 1
         escrow.clean_up()
-        assert marked(sqlite) == []
+        assert markers(sqlite) == []
         pay(escrow, topic, "b")
-    assert marked(sqlite) == []
+    assert markers(sqlite) == []
     assert len(delivered_bodies(served, topic)) == 4

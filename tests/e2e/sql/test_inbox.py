@@ -1,4 +1,4 @@
-"""A redelivered message has no second effect, and one whose effect failed is not lost."""
+"""A redelivered message has no second effect; a message whose effect failed is not lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escrowmq import Message, ReceivedMessage
 from escrowmq.blocking import Consumer
 from escrowmq.clock import ManualClock
 from escrowmq.sql import Escrow, Inbox
-from escrowmq.sql.statements import inbox_table as rows
+from escrowmq.sql.statements import inbox_table
 from tests.support.brokers import Server
 from tests.support.sql_bank import new_topic, received_message, saved_ids, transfers
 
@@ -24,79 +24,80 @@ def credit(session: Session, message: ReceivedMessage) -> None:
     session.execute(insert(transfers).values(id=message.body.decode(), amount=1))
 
 
-def seen(engine: Engine) -> list[str]:
+def inbox_ids(engine: Engine) -> list[str]:
+    """Return the ids of the messages whose effect is committed."""
     with engine.connect() as connection:
-        return list(connection.execute(select(rows.c.message_id)).scalars())
+        return list(connection.execute(select(inbox_table.c.message_id)).scalars())
 
 
-def test_a_message_that_comes_again_has_no_second_effect(engine: Engine) -> None:
-    once = Inbox(engine, group="g").effect(credit)
-    assert once(received_message("m1", b"a")) is True
-    assert once(received_message("m1", b"a")) is False
-    assert once(received_message("M1", b"b")) is True
-    other = Inbox(engine, group="G").effect(credit)
-    assert other(received_message("m1", b"c")) is True
+def test_a_redelivered_message_has_no_second_effect(engine: Engine) -> None:
+    credit_once = Inbox(engine, group="g").effect(credit)
+    assert credit_once(received_message("m1", b"a")) is True
+    assert credit_once(received_message("m1", b"a")) is False
+    assert credit_once(received_message("M1", b"b")) is True
+    other_group = Inbox(engine, group="G").effect(credit)
+    assert other_group(received_message("m1", b"c")) is True
     assert saved_ids(engine) == ["a", "b", "c"]
 
 
 def test_an_effect_that_failed_runs_again(engine: Engine) -> None:
-    once = Inbox(engine, group="g").effect(credit)
+    credit_once = Inbox(engine, group="g").effect(credit)
 
-    def fails(session: Session, message: ReceivedMessage) -> None:
+    def credit_and_fail(session: Session, message: ReceivedMessage) -> None:
         credit(session, message)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Inbox(engine, group="g").effect(fails)(received_message("m1", b"a"))
-    assert seen(engine) == []
+        Inbox(engine, group="g").effect(credit_and_fail)(received_message("m1", b"a"))
+    assert inbox_ids(engine) == []
     assert saved_ids(engine) == []
-    assert once(received_message("m1", b"a")) is True
+    assert credit_once(received_message("m1", b"a")) is True
 
 
 def test_an_integrity_error_of_the_effect_is_raised(engine: Engine) -> None:
-    once = Inbox(engine, group="g").effect(credit)
-    once(received_message("m1", b"a"))
+    credit_once = Inbox(engine, group="g").effect(credit)
+    credit_once(received_message("m1", b"a"))
     with pytest.raises(IntegrityError):
-        once(received_message("m2", b"a"))
-    assert seen(engine) == ["m1"]
+        credit_once(received_message("m2", b"a"))
+    assert inbox_ids(engine) == ["m1"]
 
 
-def test_of_two_concurrent_deliveries_one_has_its_effect(engine: Engine) -> None:
-    begun = threading.Barrier(2)
-    box = Inbox(engine, group="g")
-    answers: list[bool] = []
+def test_two_concurrent_deliveries_have_one_effect(engine: Engine) -> None:
+    both_started = threading.Barrier(2)
+    inbox = Inbox(engine, group="g")
+    results: list[bool] = []
 
-    def take() -> None:
-        begun.wait(20)
-        answers.append(box.effect(credit)(received_message("m1", b"a")))
+    def deliver() -> None:
+        both_started.wait(20)
+        results.append(inbox.effect(credit)(received_message("m1", b"a")))
 
-    threads = [threading.Thread(target=take) for _ in range(2)]
+    threads = [threading.Thread(target=deliver) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(answers) == [False, True]
+    assert sorted(results) == [False, True]
     assert saved_ids(engine) == ["a"]
 
 
 def test_old_rows_are_purged(sqlite: Engine) -> None:
     clock = ManualClock()
-    box = Inbox(sqlite, group="g", retention_ms=1000, clock=clock)
-    once = box.effect(credit)
-    once(received_message("m1", b"a"))
+    inbox = Inbox(sqlite, group="g", retention_ms=1000, clock=clock)
+    credit_once = inbox.effect(credit)
+    credit_once(received_message("m1", b"a"))
     clock.advance(ms=1001)
-    once(received_message("m2", b"b"))
-    assert box.purge() == 1
-    assert seen(sqlite) == ["m2"]
+    credit_once(received_message("m2", b"b"))
+    assert inbox.purge() == 1
+    assert inbox_ids(sqlite) == ["m2"]
 
 
-def test_a_consumer_is_run_through_it(served: Server, sqlite: Engine) -> None:
+def test_run_continues_after_an_effect_that_failed(served: Server, sqlite: Engine) -> None:
     topic = new_topic("credits")
     failed: list[str] = []
-    box = Inbox(sqlite, group=topic)
+    inbox = Inbox(sqlite, group=topic)
 
-    @box.effect
-    def flaky(session: Session, message: ReceivedMessage) -> None:
+    @inbox.effect
+    def fail_once(session: Session, message: ReceivedMessage) -> None:
         credit(session, message)
         if not failed:
             failed.append(message.message_id)
@@ -107,7 +108,7 @@ def test_a_consumer_is_run_through_it(served: Server, sqlite: Engine) -> None:
             with escrow.transaction() as (_, tx):
                 tx.send(Message(topic, body))
     with Consumer(served.namesrv_address, group=topic, subscribe={topic: "*"}) as consumer:
-        box.run(consumer, flaky, limit=2)
+        inbox.run(consumer, fail_once, limit=2)
     assert len(failed) == 1
     assert len(saved_ids(sqlite)) == 1
-    assert failed[0] not in seen(sqlite)
+    assert failed[0] not in inbox_ids(sqlite)

@@ -1,4 +1,4 @@
-"""The first writer of a marker wins, on every database; a lock means that the owner still works."""
+"""The first writer of a marker decides, on every database; a lock shows that the owner runs."""
 
 from __future__ import annotations
 
@@ -28,66 +28,66 @@ pytestmark = pytest.mark.slow
 NOW_MS = 1_700_000_000_000
 
 
-def asked(engine: Engine, transaction_id: str, *, old: bool = False) -> Verdict:
+def check(engine: Engine, transaction_id: str, *, may_be_purged: bool = False) -> Verdict:
+    """Return the verdict of a check on a connection of its own."""
     with engine.connect() as connection:
         return read_or_tombstone(
-            connection, transaction_id, group="g", now_ms=NOW_MS, may_be_purged=old
+            connection, transaction_id, group="g", now_ms=NOW_MS, may_be_purged=may_be_purged
         )
 
 
 @pytest.fixture
-def marked(engine: Engine) -> Engine:
+def with_tables(engine: Engine) -> Engine:
+    """Return an engine whose database has our tables. Creating them twice is not an error."""
     with engine.connect() as connection:
         create_tables(connection)
         create_tables(connection)
     return engine
 
 
-def test_the_first_writer_wins(marked: Engine) -> None:
-    with marked.connect() as owner:
+def test_the_first_writer_of_a_marker_decides(with_tables: Engine) -> None:
+    with with_tables.connect() as owner:
         owner.begin()
         insert_marker(owner, "committed", group="g", now_ms=NOW_MS)
-        assert asked(marked, "committed") is Verdict.UNKNOWN  # the owner still works
+        assert check(with_tables, "committed") is Verdict.UNKNOWN  # the owner still runs
         owner.commit()
-        assert asked(marked, "committed") is Verdict.COMMIT
+        assert check(with_tables, "committed") is Verdict.COMMIT
         owner.begin()
         insert_marker(owner, "rolled back", group="g", now_ms=NOW_MS)
         owner.rollback()
-        assert asked(marked, "rolled back") is Verdict.ROLLBACK
-    assert asked(marked, "never begun") is Verdict.ROLLBACK
-    assert asked(marked, "never begun") is Verdict.ROLLBACK
-    with marked.begin() as late, pytest.raises(IntegrityError):
-        insert_marker(late, "never begun", group="g", now_ms=NOW_MS)
+        assert check(with_tables, "rolled back") is Verdict.ROLLBACK
+    assert check(with_tables, "never started") is Verdict.ROLLBACK
+    assert check(with_tables, "never started") is Verdict.ROLLBACK
+    with with_tables.begin() as late, pytest.raises(IntegrityError):
+        insert_marker(late, "never started", group="g", now_ms=NOW_MS)
 
 
-@pytest.mark.parametrize("ends", ["commit", "rollback"])
-def test_a_checker_that_waits_returns_what_the_owner_did(marked: Engine, ends: str) -> None:
-    wanted = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}[ends]
-    answers: list[Verdict] = []
-    inserting = threading.Event()
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_checker_that_waits_returns_the_owners_verdict(with_tables: Engine, end: str) -> None:
+    expected = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}[end]
+    verdicts: list[Verdict] = []
+    is_inserting = threading.Event()
 
-    @event.listens_for(marked, "before_cursor_execute")
-    def note(*given: object) -> None:
-        if "INSERT" in str(given[2]) and threading.current_thread() is checker:
-            inserting.set()
+    @event.listens_for(with_tables, "before_cursor_execute")
+    def watch_inserts(*arguments: object) -> None:
+        statement = str(arguments[2])
+        if "INSERT" in statement and threading.current_thread() is checker:
+            is_inserting.set()
 
-    def check() -> None:
-        answers.append(asked(marked, "t"))
-
-    checker = threading.Thread(target=check)
-    with marked.connect() as owner:
+    checker = threading.Thread(target=lambda: verdicts.append(check(with_tables, "t")))
+    with with_tables.connect() as owner:
         owner.begin()
         insert_marker(owner, "t", group="g", now_ms=NOW_MS)
         checker.start()
-        assert inserting.wait(20)
-        owner.commit() if ends == "commit" else owner.rollback()
+        assert is_inserting.wait(20)
+        owner.commit() if end == "commit" else owner.rollback()
         checker.join()
-    # On a busy machine the wait may end before the owner does.
-    assert answers[0] in (wanted, Verdict.UNKNOWN)
-    assert asked(marked, "t") is wanted
+    # On a busy machine the checker may give up before the owner ends.
+    assert verdicts[0] in (expected, Verdict.UNKNOWN)
+    assert check(with_tables, "t") is expected
 
 
-def lock_wait(engine: Engine) -> object:
+def lock_timeout(engine: Engine) -> object:
     query = {
         "sqlite": "PRAGMA busy_timeout",
         "postgresql": "SHOW lock_timeout",
@@ -97,68 +97,68 @@ def lock_wait(engine: Engine) -> object:
         return connection.exec_driver_sql(query).scalar()
 
 
-def test_a_checker_leaves_its_connection_as_it_was(marked: Engine) -> None:
-    one = create_engine(marked.url, pool_size=1, max_overflow=0)
-    before = lock_wait(one)
-    with marked.connect() as owner:
+def test_a_checker_restores_the_lock_timeout_of_its_connection(with_tables: Engine) -> None:
+    single = create_engine(with_tables.url, pool_size=1, max_overflow=0)
+    original = lock_timeout(single)
+    with with_tables.connect() as owner:
         owner.begin()
         insert_marker(owner, "t", group="g", now_ms=NOW_MS)
-        assert asked(one, "t") is Verdict.UNKNOWN
-        assert lock_wait(one) == before
+        assert check(single, "t") is Verdict.UNKNOWN
+        assert lock_timeout(single) == original
         owner.commit()
-    asked(one, "other")
-    assert lock_wait(one) == before
-    one.dispose()
+    check(single, "other")
+    assert lock_timeout(single) == original
+    single.dispose()
 
 
 def test_an_error_other_than_a_lock_is_raised(engine: Engine) -> None:
     with pytest.raises(DBAPIError, match="escrowmq_marker"):
-        asked(engine, "there is no such table")
+        check(engine, "there is no such table")
 
 
-def test_a_marker_that_may_be_purged_gives_no_verdict(marked: Engine) -> None:
-    assert asked(marked, "t", old=True) is Verdict.UNKNOWN
-    with marked.begin() as late:
+def test_a_marker_that_may_be_purged_gives_no_verdict(with_tables: Engine) -> None:
+    assert check(with_tables, "t", may_be_purged=True) is Verdict.UNKNOWN
+    with with_tables.begin() as late:
         insert_marker(late, "t", group="g", now_ms=NOW_MS)
-    assert asked(marked, "t", old=True) is Verdict.COMMIT
+    assert check(with_tables, "t", may_be_purged=True) is Verdict.COMMIT
 
 
-def test_ids_and_groups_are_case_sensitive(marked: Engine) -> None:
-    with marked.begin() as owner:
+def test_ids_and_groups_are_case_sensitive(with_tables: Engine) -> None:
+    with with_tables.begin() as owner:
         insert_marker(owner, "abc", group="g", now_ms=NOW_MS)
-    assert asked(marked, "ABC") is Verdict.ROLLBACK
+    assert check(with_tables, "ABC") is Verdict.ROLLBACK
 
 
-def test_a_marker_stores_the_number_of_messages(marked: Engine) -> None:
-    with marked.begin() as owner:
+def test_a_marker_stores_the_number_of_messages(with_tables: Engine) -> None:
+    with with_tables.begin() as owner:
         for number in range(3):
             insert_marker(owner, f"t{number}", group="g", now_ms=NOW_MS)
             set_message_count(owner, f"t{number}", number)
-    with marked.connect() as reader:
+    with with_tables.connect() as reader:
         rows = reader.execute(
             select(marker_table.c.id, marker_table.c.messages).order_by("id")
         ).all()
     assert [tuple(row) for row in rows] == [("t1", 1), ("t2", 2)]
 
 
-def test_old_rows_are_purged_in_batches(marked: Engine) -> None:
-    with marked.begin() as connection:
+def test_old_rows_are_purged_in_batches(with_tables: Engine) -> None:
+    with with_tables.begin() as connection:
         for number in range(1203):
             insert_marker(connection, f"t{number}", group="g", now_ms=NOW_MS + number)
-    with marked.connect() as connection:
+    with with_tables.connect() as connection:
         assert purge_before(connection, marker_table, NOW_MS + 1201) == 1201
         connection.rollback()
-        left = connection.execute(select(marker_table.c.id).order_by("id")).scalars().all()
-    assert left == ["t1201", "t1202"]
+        remaining = connection.execute(select(marker_table.c.id).order_by("id")).scalars().all()
+    assert remaining == ["t1201", "t1202"]
 
 
 @pytest.mark.parametrize("level", ["READ UNCOMMITTED", "AUTOCOMMIT"])
-def test_a_database_that_shows_uncommitted_rows_is_refused(marked: Engine, level: str) -> None:
-    unsafe = create_engine(marked.url, isolation_level=level)
+def test_a_database_that_shows_uncommitted_rows_is_refused(with_tables: Engine, level: str) -> None:
+    unsafe = create_engine(with_tables.url, isolation_level=level)
     with unsafe.connect() as connection, pytest.raises(ConfigError):
         check_transaction_support(connection)
     unsafe.dispose()
-    with marked.connect() as connection:
+    with with_tables.connect() as connection:
         check_transaction_support(connection)
 
 

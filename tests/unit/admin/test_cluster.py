@@ -93,14 +93,14 @@ def test_the_error_has_the_reason_of_every_name_server_if_none_has_a_broker() ->
         assert f"{empty.address} knows no broker" in str(refused.value)
 
 
-def test_a_name_server_that_refuses_access_is_not_taken_for_one_that_is_not_there() -> None:
+def test_a_refusal_of_the_name_server_is_raised_and_not_reported_as_unreachable() -> None:
     def respond(request: Request[Any]) -> bytes:
         return encode_response(request, code=ResponseCode.NO_PERMISSION, remark="a wrong signature")
 
     with ScriptedServer(respond) as server, Cluster(server.address) as cluster:
-        with pytest.raises(RequestRefused, match="a wrong signature") as caught:
+        with pytest.raises(RequestRefused, match="a wrong signature") as refused:
             cluster.info()
-        assert caught.value.code == ResponseCode.NO_PERMISSION
+        assert refused.value.code == ResponseCode.NO_PERMISSION
 
 
 def test_one_broker_is_selected_by_name() -> None:

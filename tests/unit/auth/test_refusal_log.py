@@ -1,4 +1,4 @@
-"""Lines about refused requests: one per minute for each cause, and a limited number altogether."""
+"""Log lines about refused requests: one per minute for each cause, and a limited number in all."""
 
 from __future__ import annotations
 

@@ -184,11 +184,11 @@ def test_a_message_with_the_properties_of_a_delivered_timer_is_not_delayed(bench
     assert bench.delays.redirect(delivered, NOW_MS + 70) == delivered
 
 
-@pytest.mark.parametrize("given", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "70"}])
+@pytest.mark.parametrize("delay", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "70"}])
 def test_a_delivered_message_that_keeps_its_delay_is_delivered_once(
-    bench: Bench, given: dict[str, Any]
+    bench: Bench, delay: dict[str, Any]
 ) -> None:
-    bench.send(b"1", **given)
+    bench.send(b"1", **delay)
     assert bench.deliver(NOW_MS + 1000) == [b"1"]
     for at_ms in (NOW_MS + 1000, NOW_MS + HOUR_MS):
         bench.restart()

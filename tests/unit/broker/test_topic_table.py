@@ -82,9 +82,9 @@ def test_a_retry_topic_is_created_with_one_queue_whatever_the_template() -> None
 @pytest.mark.parametrize("name", ["RMQ_SYS_TRACE_TOPIC", "traces"])
 def test_the_topic_for_traces_is_created_if_the_settings_say_so(name: str) -> None:
     disk = MemoryDisk()
-    without = TopicTable(topics_file(disk), BrokerConfig(trace_topic=name))
-    assert without.find(name) is None
-    assert not without.is_system(name)
+    disabled = TopicTable(topics_file(disk), BrokerConfig(trace_topic=name))
+    assert disabled.find(name) is None
+    assert not disabled.is_system(name)
     table = TopicTable(topics_file(disk), BrokerConfig(has_trace_topic=True, trace_topic=name))
     topic = table.find(name)
     assert topic is not None

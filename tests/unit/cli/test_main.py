@@ -90,7 +90,7 @@ def test_a_misspelt_command_gets_a_suggestion() -> None:
     assert "Did you mean 'serve'?" in result.output
 
 
-def test_a_refused_command_prints_the_sentence_of_the_server(
+def test_a_refused_command_prints_the_remark_of_the_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def respond(request: Request[Any]) -> bytes:
@@ -98,7 +98,7 @@ def test_a_refused_command_prints_the_sentence_of_the_server(
 
     with ScriptedServer(respond) as server:
         monkeypatch.setattr(sys, "argv", ["escrowmq", "broker", "list", "-n", server.address])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main()
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert capsys.readouterr().err == "escrowmq: a wrong signature\n"

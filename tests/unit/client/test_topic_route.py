@@ -1,4 +1,4 @@
-"""A route is parsed by commands and Spark's tasks too, which run no event loop."""
+"""Routes are also parsed by commands and by tasks of Spark, which run no event loop."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_every_status_of_a_read_has_its_own_remark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "sys_flag", "suspend_ms", "held_ms"),
+    ("code", "sys_flag", "suspend_ms", "expected_ms"),
     [
         (19, 2, 15_000, 15_000),
         (19, 7, 15_000, 15_000),
@@ -208,12 +208,12 @@ def test_every_status_of_a_read_has_its_own_remark() -> None:
     ],
 )
 def test_only_a_pull_that_found_nothing_is_held(
-    code: int, sys_flag: int, suspend_ms: int, held_ms: int
+    code: int, sys_flag: int, suspend_ms: int, expected_ms: int
 ) -> None:
-    assert hold_ms(code, sys_flag, suspend_ms, ConsumeConfig()) == held_ms
+    assert hold_ms(code, sys_flag, suspend_ms, ConsumeConfig()) == expected_ms
 
 
-def test_without_long_polling_a_pull_is_held_for_a_moment() -> None:
+def test_without_long_polling_a_pull_is_held_for_the_short_polling_time() -> None:
     config = ConsumeConfig(long_polling=False, short_poll_ms=700)
     assert hold_ms(19, 2, 15_000, config) == 700
 

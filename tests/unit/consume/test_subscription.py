@@ -73,12 +73,12 @@ def test_an_invalid_expression_is_an_error(expression: str, expression_type: str
         parse_subscription("orders", expression, expression_type=expression_type)
 
 
-@pytest.mark.parametrize("kind", [TAG, SQL92])
-def test_an_expression_of_the_longest_properties_is_accepted(kind: str) -> None:
+@pytest.mark.parametrize("expression_type", [TAG, SQL92])
+def test_an_expression_as_long_as_the_longest_properties_is_accepted(expression_type: str) -> None:
     tag = "x" * PROPERTIES_BYTES_MAX
-    expression = tag if kind == TAG else f"a = '{tag}'"
+    expression = tag if expression_type == TAG else f"a = '{tag}'"
     for parse in (parse_subscription, parse_heartbeat_subscription):
-        subscription = parse("orders", expression, expression_type=kind, version=1)
+        subscription = parse("orders", expression, expression_type=expression_type, version=1)
         assert subscription.expression == expression
 
 

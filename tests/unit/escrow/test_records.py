@@ -320,7 +320,7 @@ def test_a_journal_entry_is_read_as_it_was_written() -> None:
             assert decode_journal_entry(record) == msgspec.structs.replace(entry, stored_ms=1_000)
 
 
-def test_a_journal_entry_has_room_for_its_check_number() -> None:
+def test_a_journal_entry_limits_its_check_number() -> None:
     record = make_journal_record(JournalEntry(1, "asked", 70_000, "1.2.3.4:5"), now_ms=5)
     assert decode_journal_entry(stored_record(record)).check_number == 65_535
 

@@ -1,4 +1,4 @@
-"""Requests that a broker sends to a name server, and the responses."""
+"""Requests that a broker sends to a name server, and their responses."""
 
 from __future__ import annotations
 

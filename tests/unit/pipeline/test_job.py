@@ -36,7 +36,10 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
             ),
             "there is no topic orders",
         ),
-        (Py4JError("Answer from Java side is empty\nand more"), "Answer from Java side is empty"),
+        (
+            Py4JError("Answer from Java side is empty\nand more"),
+            "Answer from Java side is empty",
+        ),
         (PySparkException(" "), "PySparkException"),
     ],
 )

@@ -185,13 +185,14 @@ def test_cancelling_a_call_does_not_cancel_a_later_one_with_its_opaque() -> None
     assert client.pending_calls == 1
 
 
-def test_a_call_whose_response_was_read_elsewhere_is_not_pending() -> None:
+def test_a_call_that_was_ended_is_not_pending() -> None:
+    """SyncConnection receives responses itself and then ends their calls."""
     client = Connection(calls_max=2)
     first, _ = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     second, _ = client.call(RequestCode.GET_MIN_OFFSET, QUEUE, deadline_s=3.0)
     assert client.oldest_call is first
     client.end_call(first.opaque)
-    client.end_call(first.opaque)  # there is none any more
+    client.end_call(first.opaque)  # a second call is harmless
     assert client.oldest_call is second
     assert client.close()[0].call is second
     assert client.oldest_call is None

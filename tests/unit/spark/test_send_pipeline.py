@@ -1,4 +1,4 @@
-"""SendPipeline over real sockets: what waits, what is sent again, what is raised."""
+"""SendPipeline over real sockets: which sends wait, are repeated, or raise an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bodies(server: ScriptedServer) -> list[bytes]:
 
 
 def respond_in_turn(*responses: Callable[[Request[Any]], bytes | None]) -> Any:
-    """Return a function that uses the first response first. The last one repeats."""
+    """Return a responder that uses the given ones in turn, and then repeats the last one."""
     remaining = list(responses)
 
     def respond(request: Request[Any]) -> bytes | None:
@@ -71,7 +71,7 @@ def test_a_send_waits_only_while_too_many_bytes_are_in_flight() -> None:
             send(pipeline, bytes(30 * KIB))
 
 
-def test_sends_without_a_response_are_sent_again_in_their_order() -> None:
+def test_sends_without_a_response_are_repeated_in_order() -> None:
     respond = respond_in_turn(store, ignore, disconnect, store)
     with ScriptedServer(respond) as server, open_pipeline(server) as pipeline:
         for body in (b"1", b"2", b"3"):
@@ -81,7 +81,7 @@ def test_sends_without_a_response_are_sent_again_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
-def test_a_send_that_is_refused_for_now_is_sent_again(code: int) -> None:
+def test_a_send_that_is_refused_temporarily_is_repeated(code: int) -> None:
     respond = respond_in_turn(refuse_with(code), store)
     with ScriptedServer(respond) as server, open_pipeline(server) as pipeline:
         send(pipeline, b"1")

@@ -2,7 +2,8 @@
 
 A checker is registered for the name of a transaction, for a topic and a tag, for a topic, or for
 all topics; the most specific one is called. Coroutine functions run on the event loop, plain
-functions in threads. At most `concurrency` run at the same time and the others wait.
+functions in threads, or in an executor of the user's own. At most `concurrency` run at the same
+time, and at most `request_hold_max` wait.
 
 Every check is answered. The verdict is UNKNOWN if too many checks wait, if there is no checker,
 or if it raises; the cause is logged and sent to the broker as a remark. The broker checks again.
@@ -14,7 +15,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -32,7 +33,7 @@ from escrowmq.remoting.requests import Request
 log = logging.getLogger(__name__)
 
 DEFAULT_CONCURRENCY: Final = 16
-PENDING_CHECKS_MAX: Final = 10_000
+CHECK_REQUEST_HOLD_MAX: Final = 2_000  # RocketMQ's checkRequestHoldMax
 CLOSE_TIMEOUT_S: Final = 3.0  # how long close() waits for running checkers
 ALL_TOPICS: Final = "*"
 
@@ -63,19 +64,28 @@ class CheckerRegistry:
         namespace: Namespace | None = None,
         telemetry: Telemetry | None = None,
         concurrency: int = DEFAULT_CONCURRENCY,
-        pending_max: int = PENDING_CHECKS_MAX,
+        request_hold_max: int = CHECK_REQUEST_HOLD_MAX,
+        executor: Executor | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"check_concurrency must be at least 1, not {concurrency}")
+        if request_hold_max < 0:
+            raise ValueError(f"check_request_hold_max must be at least 0, not {request_hold_max}")
+        if executor is not None and not isinstance(executor, Executor):
+            raise TypeError(
+                "check_executor must be a concurrent.futures.Executor, "
+                f"not {type(executor).__name__}"
+            )
         self._group = group
         self._namespace = namespace or Namespace()
         self._telemetry = telemetry
         self._concurrency = concurrency
-        self._pending_max = pending_max
+        self._request_hold_max = request_hold_max
+        self._executor = executor  # of the user
         self._by_name: dict[str, Checker] = {}
         self._by_topic: dict[tuple[str, str], Checker] = {}  # (topic, tag or "")
         self._slots = asyncio.Semaphore(concurrency)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None  # if the user gave no executor
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts = CheckResultCounts()
 
@@ -102,10 +112,11 @@ class CheckerRegistry:
         """Start to answer a check."""
         self.counts.received += 1
         fields = request.head.fields
-        if len(self._tasks) >= self._pending_max:
+        if len(self._tasks) >= self._concurrency + self._request_hold_max:
             self.counts.overflowed += 1
-            log.error("%d checks are waiting, answering UNKNOWN to another one", len(self._tasks))
-            remark = f"{self._pending_max} checks are waiting in this producer"
+            waiting = len(self._tasks) - self._concurrency
+            log.error("%d checks are waiting, answering UNKNOWN to another one", waiting)
+            remark = f"{waiting} checks are waiting in this producer"
             self._send_verdict(connection, fields, Verdict.UNKNOWN, fields.msg_id or "", remark)
             return
         body = bytes(request.body)  # a copy: a view would keep the received chunk alive
@@ -157,11 +168,20 @@ class CheckerRegistry:
         try:
             with span:
                 result: Any = await self._call(checker, message)
-                return (Verdict.UNKNOWN, "") if result is None else (Verdict(result), "")
+                verdict = to_verdict(result)
         except Exception as error:
             self.counts.failed += 1
             log.exception("checker failed transaction=%s", message.transaction_id)
             return Verdict.UNKNOWN, f"checker failed: {error!r}"
+        if verdict is not Verdict.COMMIT:
+            log.warning(
+                "check answered with %s id=%s transaction=%s topic=%s",
+                verdict.name,
+                message.message_id,
+                message.transaction_id,
+                message.topic,
+            )
+        return verdict, ""
 
     def _find(self, message: ReceivedMessage) -> Checker | None:
         if message.transaction_name in self._by_name:
@@ -174,13 +194,16 @@ class CheckerRegistry:
     async def _call(self, checker: Checker, message: ReceivedMessage) -> Any:
         if inspect.iscoroutinefunction(checker):
             return await checker(message)
+        executor = self._executor if self._executor is not None else self._own_threads()
+        result = await asyncio.get_running_loop().run_in_executor(executor, checker, message)
+        return await result if inspect.isawaitable(result) else result
+
+    def _own_threads(self) -> ThreadPoolExecutor:
         if self._threads is None:
             # A pool of its own: the default pool of the loop is small and shared with the
             # application, so checks could wait for the very work that they are about.
             self._threads = ThreadPoolExecutor(self._concurrency, "escrowmq-checker")
-        loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self._threads, checker, message)
-        return await result if inspect.isawaitable(result) else result
+        return self._threads
 
     def _send_verdict(
         self,
@@ -208,3 +231,8 @@ class CheckerRegistry:
             connection.send_oneway(RequestCode.END_TRANSACTION, end, remark=remark)
         except TransportError as error:
             log.warning("verdict not sent, the broker will check again: %s", error)
+
+
+def to_verdict(value: Any) -> Verdict:
+    """Convert what a checker or listener returned; None is UNKNOWN. Raises ValueError."""
+    return Verdict.UNKNOWN if value is None else Verdict(value)

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from escrowmq.client.messages import (
     SendResult,
 )
 from escrowmq.client.producer.checker import (
+    CHECK_REQUEST_HOLD_MAX,
     DEFAULT_CONCURRENCY,
     Checker,
     CheckerRegistry,
@@ -35,6 +37,7 @@ from escrowmq.client.producer.checker import (
 from escrowmq.client.producer.request_reply import PendingReplies
 from escrowmq.client.producer.sender import (
     BATCH_BYTES_MAX,
+    DEFAULT_BODY_BYTES_MAX,
     DEFAULT_COMPRESS_ABOVE_BYTES,
     ChooseQueue,
     EncodedMessage,
@@ -79,8 +82,12 @@ class Producer:
     `timeout_s`: timeout of one attempt; `retries`: further attempts after one that failed.
     `compress_above_bytes`: compress longer bodies by `compression` ("zlib", "lz4" or "zstd");
     None compresses none.
+    `body_bytes_max`: limit of a body before it is compressed, RocketMQ's maxMessageSize.
     `batch_bytes_max`: size of one request of `send_batch`.
     `check_concurrency`: how many checkers run at the same time.
+    `check_request_hold_max`: how many checks wait for a free checker.
+    `check_executor`: an executor for checkers that are plain functions. The producer does not shut
+    it down. By default they run in threads of the producer.
     `heartbeat_s`: interval of heartbeats and of refreshing routes.
     `telemetry`: True or a TracerProvider, to send spans and their context.
 
@@ -97,8 +104,11 @@ class Producer:
         retries: int = 2,
         compress_above_bytes: int | None = DEFAULT_COMPRESS_ABOVE_BYTES,
         compression: str = "zlib",
+        body_bytes_max: int = DEFAULT_BODY_BYTES_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         check_concurrency: int = DEFAULT_CONCURRENCY,
+        check_request_hold_max: int = CHECK_REQUEST_HOLD_MAX,
+        check_executor: Executor | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         telemetry: Any = None,
         clock: Clock | None = None,
@@ -108,7 +118,9 @@ class Producer:
         self.namespace = Namespace(namespace)
         self._clock = clock or SystemClock()
         self._encoder = MessageEncoder(
-            compress_above_bytes=compress_above_bytes, compression=compression
+            compress_above_bytes=compress_above_bytes,
+            compression=compression,
+            body_bytes_max=body_bytes_max,
         )
         self._batch_bytes_max = batch_bytes_max
         self._telemetry = Telemetry.from_option(telemetry)
@@ -121,6 +133,8 @@ class Producer:
             namespace=self.namespace,
             telemetry=self._telemetry,
             concurrency=check_concurrency,
+            request_hold_max=check_request_hold_max,
+            executor=check_executor,
         )
         self._create_parts(timeout_s=timeout_s, retries=retries, heartbeat_s=heartbeat_s)
 
@@ -185,7 +199,8 @@ class Producer:
 
         Raises RequestRefused or TransportError; their attributes `retriable` and
         `may_have_happened` say whether to try again, and whether the message may be stored. Raises
-        LocalProtocolError for invalid properties, or a queue that the topic does not have.
+        LocalProtocolError for a message that RocketMQ's clients refuse too (an empty or too long
+        body, an impossible topic), invalid properties, or a queue that the topic does not have.
         """
         choose_queue = None if queue is None else self._queue_chooser(queue, message)
         return await self._send(message, self._base_properties, choose_queue=choose_queue)
@@ -213,13 +228,15 @@ class Producer:
         messages = list(messages)
         check_batch(messages)
         first = messages[0]
+        topic = self.namespace.wrap(first.topic)
+        for message in messages:
+            self._encoder.check(message, topic)
         span, properties = None, self._base_properties
         if self._telemetry is not None:
             span, trace_properties = self._telemetry.start_send(first.topic, count=len(messages))
             properties = {**self._base_properties, **trace_properties}
         entries = batch_entries(messages, self._unique_keys(), properties)
         choose_queue = None if queue is None else self._queue_chooser(queue, first)
-        topic = self.namespace.wrap(first.topic)
         results: list[SendResult] = []
         failure: EscrowError | None = None
         try:

@@ -34,7 +34,14 @@ from escrowmq.message import record as sysflag
 from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.compression import compress_body
 from escrowmq.message.keys import java_hash
-from escrowmq.message.names import SHARDING_KEY, TEMPLATE_TOPIC, TIMER_DELAY_MS, TIMER_DELIVER_MS
+from escrowmq.message.names import (
+    BROKER_ONLY_TOPICS,
+    SHARDING_KEY,
+    TEMPLATE_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    topic_name_error,
+)
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.requests import Body
@@ -200,6 +207,7 @@ def queue_for_key(sharding_key: str, route: Route) -> MessageQueue:
 # --- one message on the wire ---------------------------------------------------------------------
 
 DEFAULT_COMPRESS_ABOVE_BYTES: Final = 4096
+DEFAULT_BODY_BYTES_MAX: Final = 4 << 20  # RocketMQ's maxMessageSize of clients and brokers
 COMPRESSION_FLAGS: Final = {
     "zlib": sysflag.COMPRESSION_ZLIB,
     "lz4": sysflag.COMPRESSION_LZ4,
@@ -221,9 +229,10 @@ class EncodedMessage(NamedTuple):
 
 
 class MessageEncoder:
-    """Encodes messages, compressing bodies longer than `compress_above_bytes` (None: none).
+    """Checks and encodes messages, compressing bodies longer than `compress_above_bytes`.
 
-    Raises ValueError for an unknown compression or a negative limit.
+    None compresses none. `body_bytes_max` is the limit of a body before it is compressed. Raises
+    ValueError for an unknown compression or an impossible limit.
     """
 
     def __init__(
@@ -231,6 +240,7 @@ class MessageEncoder:
         *,
         compress_above_bytes: int | None = DEFAULT_COMPRESS_ABOVE_BYTES,
         compression: str = "zlib",
+        body_bytes_max: int = DEFAULT_BODY_BYTES_MAX,
     ) -> None:
         if compression not in COMPRESSION_FLAGS:
             raise ValueError(
@@ -241,8 +251,30 @@ class MessageEncoder:
                 "compress_above_bytes must be a number of bytes or None, "
                 f"not {compress_above_bytes}"
             )
+        if body_bytes_max < 1:
+            raise ValueError(f"body_bytes_max must be at least 1, not {body_bytes_max}")
         self._compress_above_bytes = compress_above_bytes
         self._compression_flag = COMPRESSION_FLAGS[compression]
+        self._body_bytes_max = body_bytes_max
+
+    def check(self, message: Message, topic: str) -> None:
+        """Raise LocalProtocolError for a message that RocketMQ's clients refuse to send.
+
+        `topic` is the message's topic with its namespace.
+        """
+        if error := topic_name_error(topic):
+            raise LocalProtocolError(error)
+        if topic in BROKER_ONLY_TOPICS:
+            raise LocalProtocolError(f"{topic} is a system topic, which only the broker writes")
+        if not message.body:
+            raise LocalProtocolError(
+                f"the body of a message to topic {topic} is empty: it needs at least one byte"
+            )
+        if len(message.body) > self._body_bytes_max:
+            raise LocalProtocolError(
+                f"the body of a message to topic {topic} has {len(message.body)} bytes, "
+                f"the producer's limit is {self._body_bytes_max} (body_bytes_max)"
+            )
 
     def encode(
         self,
@@ -254,8 +286,12 @@ class MessageEncoder:
         sys_flag: int = 0,
         with_delay: bool = True,
     ) -> EncodedMessage:
-        """Encode a message. `extra_properties` replace those of the message; `with_delay=False`
-        leaves out its delay."""
+        """Check and encode a message.
+
+        `topic` includes the namespace, `extra_properties` replace those of the message,
+        `with_delay=False` leaves out its delay. Raises LocalProtocolError if it is invalid.
+        """
+        self.check(message, topic)
         body = message.body
         if self._compress_above_bytes is not None and len(body) > self._compress_above_bytes:
             compressed = compress_body(body, self._compression_flag)

@@ -18,11 +18,12 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
-from escrowmq.client.producer.checker import ALL_TOPICS
+from escrowmq.client.producer.checker import ALL_TOPICS, to_verdict
 from escrowmq.client.producer.producer import Producer
 from escrowmq.client.producer.transaction import TransactionOutcome
 from escrowmq.client.telemetry import Span
@@ -86,7 +87,9 @@ class TransactionProducer(Producer):
             await producer.send_in_transaction(Message("orders", b"o-1"), arg=order)
 
     The listener also checks every transaction of the group that has no checker of its own.
-    `options` are those of Producer. Raises TypeError if the listener lacks a method.
+    `check_executor` runs its checks, as `setExecutorService` in RocketMQ; the other `options` are
+    those of Producer too. With `check_concurrency=1` checks come one at a time, as RocketMQ's
+    client makes them by default. Raises TypeError if the listener lacks a method.
     """
 
     def __init__(
@@ -95,12 +98,13 @@ class TransactionProducer(Producer):
         *,
         group: str,
         listener: TransactionListener,
+        check_executor: Executor | None = None,
         **options: Any,
     ) -> None:
         for method in ("execute_local_transaction", "check_local_transaction"):
             if not callable(getattr(listener, method, None)):
                 raise TypeError(f"the listener {type(listener).__name__} has no method {method}")
-        super().__init__(servers, group=group, **options)
+        super().__init__(servers, group=group, check_executor=check_executor, **options)
         self.listener = listener
         self.checker(ALL_TOPICS)(listener.check_local_transaction)
 
@@ -148,6 +152,20 @@ class TransactionProducer(Producer):
         if error is not None:
             log.error("local transaction failed id=%s", half.message_id, exc_info=error)
             remark = f"local transaction failed: {error!r}"
+        elif half.status is not SendStatus.SEND_OK:
+            log.warning(
+                "half message stored with %s, rolling back id=%s topic=%s",
+                half.status.name,
+                half.message_id,
+                half.queue.topic,
+            )
+        elif verdict is not Verdict.COMMIT:
+            log.info(
+                "local transaction returned %s id=%s topic=%s",
+                verdict.name,
+                half.message_id,
+                half.queue.topic,
+            )
         outcome, refusal = await self._ender.end([half], verdict, remark=remark)
         if parked_half.span is not None:
             parked_half.span.end({"escrowmq.transaction.state": outcome.state}, refusal or error)
@@ -174,8 +192,3 @@ def to_local_message(message: Message, half: SendResult) -> Message:
         names.UNIQUE_KEY: half.message_id,
     }
     return replace(message, properties=properties)
-
-
-def to_verdict(value: Any) -> Verdict:
-    """Convert the result of a listener; None is UNKNOWN. Raises ValueError for anything else."""
-    return Verdict.UNKNOWN if value is None else Verdict(value)

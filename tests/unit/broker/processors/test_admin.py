@@ -34,7 +34,7 @@ from escrowmq.testing.disks import FaultyDisk
 from tests.interop.remoting import Response
 from tests.support.broker_bench import BrokerBench
 from tests.support.broker_requests import (
-    CalledChannel,
+    CallableChannel,
     FakeChannel,
     new_request,
     pull_request,
@@ -354,7 +354,7 @@ def test_settings_are_shown_and_an_invalid_change_is_refused() -> None:
 
 
 def test_the_response_of_a_consumer_is_relayed() -> None:
-    bench, consumer = filled(), CalledChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CallableChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
     assert bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields)) == []
@@ -366,7 +366,7 @@ def test_the_response_of_a_consumer_is_relayed() -> None:
 
 
 def test_a_relayed_request_without_response_times_out() -> None:
-    bench, consumer = filled(), CalledChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CallableChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
     bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields))
@@ -381,7 +381,7 @@ def test_a_relayed_request_without_response_times_out() -> None:
 
 
 def test_a_message_is_consumed_directly() -> None:
-    bench, consumer = filled(), CalledChannel("127.0.0.1:40001")
+    bench, consumer = filled(), CallableChannel("127.0.0.1:40001")
     connect(bench, consumer)
     [response] = bench.turn(send_request(body=b"directly"))
     message_id = response.ext_fields["msgId"]

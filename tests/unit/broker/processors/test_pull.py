@@ -99,8 +99,8 @@ def test_stored_messages_are_found(bench: Bench) -> None:
 def test_the_settings_limit_a_response(config: ConsumeConfig, count: int) -> None:
     bench = Bench(config)
     bench.send(*(b"x" for _ in range(50)))
-    [answer] = bench.pull(max_msg_nums=1000)
-    assert len(bodies(answer)) == count
+    [response] = bench.pull(max_msg_nums=1000)
+    assert len(bodies(response)) == count
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Replies to request messages: pushed to the requester, stored, and answered by its response."""
+"""Replies to request messages: they are pushed to the requester and stored."""
 
 from __future__ import annotations
 
@@ -6,57 +6,60 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.broker import Broker
 from escrowmq.broker.dispatch import Channel
 from escrowmq.config import BrokerConfig, Config
 from escrowmq.consume.members import GroupClient
-from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.message.names import reply_topic
 from escrowmq.remoting.codes import FLAG_ONEWAY, RequestCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import SendMessage
-from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import Response
-from tests.support.broker_requests import CalledChannel, FakeChannel, bodies, new_request
-from tests.support.stores import HOST, NOW_MS, TINY, open_store
+from tests.support.broker_bench import BrokerBench
+from tests.support.broker_requests import CallableChannel, bodies, new_request
+from tests.support.stores import NOW_MS, TINY
 
 TOPIC = reply_topic("DefaultCluster")
 ACCEPTED, REFUSED = Command(code=0, opaque=1), Command(code=1, opaque=1)
 
 
-class Bench:
+class Bench(BrokerBench):
+    """A broker, a client that replies, and the connected client that sent the request."""
+
     def __init__(self, *, stores_replies: bool = True) -> None:
-        disk = MemoryDisk()
-        self.store = open_store(disk)
-        config = Config(store=TINY, broker=BrokerConfig(stores_replies=stores_replies))
-        keys = UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2)
-        self.broker = Broker(disk, self.store, config, keys, store_host=HOST)
-        self.replier, self.requester = FakeChannel(), CalledChannel("127.0.0.1:40001")
-        client: GroupClient[Channel] = GroupClient(client_id="asker", channel=self.requester)
+        broker = BrokerConfig(stores_replies=stores_replies)
+        super().__init__(config=Config(store=TINY, broker=broker))
+        self.requester = CallableChannel("127.0.0.1:40001")
+        client: GroupClient[Channel] = GroupClient(client_id="requester", channel=self.requester)
         self.broker.producers.heartbeat("p", client, now_ms=NOW_MS)
 
-    def reply(self, properties: str = "REPLY_TO_CLIENT\x01asker\x02", flag: int = 0) -> None:
+    def reply(
+        self, properties: str = "REPLY_TO_CLIENT\x01requester\x02", flag: int = 0
+    ) -> list[Response]:
+        """Send a reply and return the responses to the client that replies."""
         header = SendMessage(producer_group="p", topic=TOPIC, queue_id=0, properties=properties)
-        request = new_request(RequestCode.SEND_REPLY_MESSAGE, header, b"the reply", flag=flag)
-        self.broker.handle(self.replier, request, NOW_MS)
-        self.broker.end_turn(NOW_MS)
+        return self.turn(
+            new_request(RequestCode.SEND_REPLY_MESSAGE, header, b"the reply", flag=flag)
+        )
 
     def requester_responds(self, command: Command | None) -> list[Response]:
+        """Let the requester respond to the push, or not at all if `command` is None.
+
+        Return the responses to the client that replied.
+        """
         [(code, _, body, on_response)] = self.requester.calls
         assert (code, body) == (RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, b"the reply")
         on_response(command, b"")
-        return self.replier.responses()
+        return self.channel.responses()
 
 
 @pytest.mark.parametrize(
     ("stores_replies", "stored_bodies"), [(True, [b"the reply"]), (False, [])], ids=str
 )
-def test_a_reply_is_answered_when_the_requester_has_accepted_it(
+def test_a_reply_gets_its_response_when_the_requester_has_accepted_it(
     stores_replies: bool, stored_bodies: list[bytes]
 ) -> None:
     bench = Bench(stores_replies=stores_replies)
-    bench.reply()
-    assert bench.replier.responses() == []
+    assert bench.reply() == []
     [response] = bench.requester_responds(ACCEPTED)
     assert response.code == 0
     assert (response.ext_fields["msgId"] == "0") is not stores_replies
@@ -65,33 +68,33 @@ def test_a_reply_is_answered_when_the_requester_has_accepted_it(
 
 
 @pytest.mark.parametrize(
-    ("response", "remark"),
+    ("push_response", "remark"),
     [
         (REFUSED, "the requester did not accept the reply"),
         (None, "the requester did not respond to the reply"),
     ],
 )
-def test_a_reply_that_the_requester_does_not_accept_is_an_error(response: Any, remark: str) -> None:
+def test_a_reply_that_the_requester_does_not_accept_is_an_error(
+    push_response: Any, remark: str
+) -> None:
     bench = Bench()
     bench.reply()
-    [response] = bench.requester_responds(response)
+    [response] = bench.requester_responds(push_response)
     assert (response.code, response.remark) == (1, remark)
 
 
 def test_a_reply_to_a_closed_connection_is_an_error_and_stored() -> None:
     bench = Bench()
     bench.requester.is_open = False
-    bench.reply()
-    response = bench.replier.response()
+    [response] = bench.reply()
     assert response.code == 1
-    assert response.remark == "the requester asker is not connected to this broker"
+    assert response.remark == "the requester requester is not connected to this broker"
     assert bodies(bench.store, TOPIC) == [b"the reply"]
 
 
 def test_a_reply_that_names_no_requester_is_an_error() -> None:
     bench = Bench()
-    bench.reply(properties="")
-    response = bench.replier.response()
+    [response] = bench.reply(properties="")
     assert (response.code, response.remark) == (1, "the reply has no property REPLY_TO_CLIENT")
 
 

@@ -1,8 +1,8 @@
-"""The two cursors of RocketMQ, as operators see them, and the worked example of messages 1 to 7.
+"""The request for RocketMQ's two cursors, and the worked example of messages 1 to 7.
 
 The example is the one that articles about RocketMQ use. RocketMQ appends a half again before it
-checks it, so that its cursor can move on; here a half stays where it is, and the half cursor stays
-at the first open half. `docs/from-the-articles.md` shows both side by side.
+checks it, so that its cursor can advance. EscrowMQ does not move the half, and the half cursor
+stays at the first open half. `docs/from-the-articles.md` shows both side by side.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.support.broker_requests import new_request
 from tests.support.escrows import COMMIT, ESCROW, EscrowBench, HalfPosition, sent_checks
 
 
-class Queues(NamedTuple):
-    """Cursor and end of both queues, and the first open half."""
+class QueueState(NamedTuple):
+    """Cursor and end of both queue_state, and the first open half."""
 
     half_cursor: int
     half_end: int
@@ -33,9 +33,9 @@ def read_cursors(bench: EscrowBench) -> TransactionCursors:
     return decode_body(TransactionCursors, bench.request(request).body)
 
 
-def queues(bench: EscrowBench) -> Queues:
+def queue_state(bench: EscrowBench) -> QueueState:
     cursors = read_cursors(bench)
-    return Queues(
+    return QueueState(
         cursors.half_cursor,
         cursors.half_end,
         cursors.op_cursor,
@@ -55,32 +55,34 @@ def test_the_worked_example_of_messages_1_to_7() -> None:
     def commit(number: int) -> None:
         assert bench.end(positions[number], COMMIT).code == 0
 
-    def checked() -> list[str]:
+    def checked_keys() -> list[str]:
         bench.tick(after_ms=ESCROW.check_interval_ms)
         return sorted(key for key, _ in sent_checks(bench.channel))
 
     send(1, 2, 3)
     for number in (1, 2, 3):
         commit(number)
-    assert queues(bench) == Queues(3, 3, 3, 3, None)
+    assert queue_state(bench) == QueueState(3, 3, 3, 3, None)
 
     send(4)
-    assert checked() == ["4"]
-    assert queues(bench) == Queues(3, 4, 3, 3, 3), "4 is checked where it is, not appended again"
+    assert checked_keys() == ["4"]
+    assert queue_state(bench) == QueueState(3, 4, 3, 3, 3), (
+        "4 is checked where it is, not appended again"
+    )
 
     commit(4)
-    assert queues(bench) == Queues(4, 4, 4, 4, None)
+    assert queue_state(bench) == QueueState(4, 4, 4, 4, None)
 
     send(5, 6, 7)
     commit(7)
-    assert checked() == ["5", "6"]
-    assert queues(bench) == Queues(4, 7, 4, 5, 4), "the op of 7 waits for 5 and 6"
+    assert checked_keys() == ["5", "6"]
+    assert queue_state(bench) == QueueState(4, 7, 4, 5, 4), "the op of 7 waits for 5 and 6"
 
     commit(5)
-    assert queues(bench) == Queues(5, 7, 4, 6, 5), "the op of 7 is first in the op queue"
+    assert queue_state(bench) == QueueState(5, 7, 4, 6, 5), "the op of 7 is first in the op queue"
 
     commit(6)
-    assert queues(bench) == Queues(7, 7, 7, 7, None)
+    assert queue_state(bench) == QueueState(7, 7, 7, 7, None)
     assert bench.bodies() == [b"1", b"2", b"3", b"4", b"7", b"5", b"6"]
 
 
@@ -103,10 +105,10 @@ def test_a_stranded_half_is_counted_and_has_no_next_check() -> None:
         bench.tick(after_ms=ESCROW.check_interval_ms)
     cursors = read_cursors(bench)
     assert (cursors.open, cursors.stranded, cursors.next_due) == (0, 1, None)
-    assert cursors.half_cursor == 1, "RocketMQ takes a stranded half for decided"
+    assert cursors.half_cursor == 1, "to RocketMQ a stranded half is decided"
 
 
-def test_the_next_check_is_found_without_passing_millions_of_decided_halves(
+def test_the_search_for_the_next_check_passes_a_bounded_number_of_decided_halves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("escrowmq.escrow.checks.PASSED_ENTRIES_MAX", 3)

@@ -1,8 +1,8 @@
-"""Sizes around every limit: a half is refused when it is sent, or it lives as long as it must.
+"""Halves of sizes around every limit: one that is accepted can always be committed.
 
-What is accepted can be checked, stranded, resumed, moved out of expiring segments and committed,
-because the broker reserves room for everything it may have to add. One half that fails all the same
-stops neither the broker nor the checks of other halves.
+An accepted half can be checked, stranded, resumed, moved out of expiring segments and committed,
+because the broker reserves space for everything that it may have to add. A half whose check fails
+with an unexpected error stops neither the broker nor the checks of other halves.
 """
 
 from __future__ import annotations
@@ -125,16 +125,18 @@ def test_an_accepted_half_survives_everything_until_its_commit(
     bench = bench.killed(with_snapshot=False)
     half = bench.coordinator.halves.oldest()
     assert half is not None
-    assert half.checks == 1, "the last copy has the check state"
-    assert bench.end(position, COMMIT).code == 0, "the first position still leads to it"
+    assert half.checks == 1, "the last copy has the number of checks"
+    assert bench.end(position, COMMIT).code == 0, "the first position still names the half"
     bench.tick(after_ms=2_000)
     assert bench.bodies(topic) == [b"b" * body_bytes]
 
 
 @pytest.mark.parametrize("segment_bytes", [1 << 14, 1 << 16])
-def test_a_half_leaves_room_in_its_segment_for_its_stranded_copy(segment_bytes: int) -> None:
+def test_an_accepted_half_can_be_copied_into_a_segment_when_it_is_stranded(
+    segment_bytes: int,
+) -> None:
     store_settings = replace(SETTINGS, segment_bytes=segment_bytes)
-    accepted = 0
+    accepted_count = 0
     for body_bytes in range(segment_bytes - 3_000, segment_bytes, 100):
         bench = EscrowBench(settings=store_settings)
         response = send_half(bench, "k", 0, body_bytes)
@@ -142,12 +144,12 @@ def test_a_half_leaves_room_in_its_segment_for_its_stranded_copy(segment_bytes: 
             assert response.code == 13
             assert "mapedFileSizeCommitLog" in response.remark
             continue
-        accepted += 1
+        accepted_count += 1
         check_until_stranded(bench, position_of(response))
-    assert 0 < accepted < 30
+    assert 0 < accepted_count < 30
 
 
-def test_a_half_with_a_long_key_is_refused_with_the_limit() -> None:
+def test_the_refusal_of_a_half_with_a_long_key_names_the_limit() -> None:
     bench = EscrowBench()
     for properties_bytes in (0, 5_000):  # the fast path and the general one
         response = send_half(bench, "k" * 256, properties_bytes, 1)
@@ -167,7 +169,7 @@ def test_a_half_is_committed_after_the_size_limit_of_messages_was_lowered() -> N
     assert bench.bodies() == [b"b" * 2_000]
 
 
-# --- halves that RocketMQ stored, without any room -----------------------------------------------
+# --- halves that RocketMQ stored without reserved space ------------------------------------------
 
 
 @pytest.mark.parametrize("free_bytes", [0, 1, 20, 40, 200])
@@ -183,7 +185,7 @@ def test_a_full_half_of_rocketmq_is_checked_stranded_resumed_and_committed(free_
         "TRACE_ON": "true",
         "CLUSTER": "DefaultCluster",
     }
-    # As many bytes as our store can write; RocketMQ could have written those of the CRC as well.
+    # As many bytes as the store can write. RocketMQ could have used those of the CRC as well.
     bytes_max = PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX - free_bytes
     missing = bytes_max - len(encode_properties(properties)) - len("fill\x01\x02")
     encoded = encode_properties({"fill": "f" * missing, **properties})
@@ -206,11 +208,11 @@ def test_a_full_half_of_rocketmq_is_checked_stranded_resumed_and_committed(free_
     assert bench.bodies() == [b"body"]
 
 
-# --- errors of the broker's own ------------------------------------------------------------------
+# --- unexpected errors ---------------------------------------------------------------------------
 
 
 class BrokenChannel(FakeChannel):
-    """Raise an error that no part of the broker expects, for the check of one half."""
+    """A channel that raises an unexpected error for the check of one half."""
 
     def send_oneway(self, code: int, fields: Header, body: object = b"") -> bool:
         if getattr(fields, "transaction_id", "") == "broken":
@@ -241,7 +243,7 @@ def test_a_check_that_fails_sets_one_half_aside_and_others_are_checked(
     caplog.clear()
     bench.tick(after_ms=ESCROW.check_interval_ms)
     assert {key for key, _ in sent_checks(bench.channel)} == {"first", "last"}
-    assert caplog.text == "", "it is reported once"
+    assert caplog.text == "", "a half is reported once"
 
 
 def test_a_half_that_was_set_aside_can_be_resumed_and_decided(
@@ -254,10 +256,10 @@ def test_a_half_that_was_set_aside_can_be_resumed_and_decided(
     assert half is not None
     position = HalfPosition(half.queue_offset, half.log_offset)
     assert bench.state(position) == "open"
-    sound_channel = FakeChannel("127.0.0.1:40001")
-    bench.heartbeat(sound_channel, "p")
+    working_channel = FakeChannel("127.0.0.1:40001")
+    bench.heartbeat(working_channel, "p")
     bench.disconnect(bench.channel)
-    bench.channel = sound_channel
+    bench.channel = working_channel
     resume(bench, "broken")
     assert bench.end(position, UNKNOWN, check=True).code == 0
     assert bench.end(position, COMMIT).code == 0

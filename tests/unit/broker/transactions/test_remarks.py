@@ -1,4 +1,4 @@
-"""The remark of a verdict is kept: in the journal, the op, the history and the log."""
+"""The remark of a verdict is stored in the journal and the op, and shown in history and log."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def history(bench: EscrowBench, key: str) -> Any:
     return json.loads(bench.request(request).body)
 
 
-def step(bench: EscrowBench, key: str, what: str) -> Any:
-    (only,) = [step for step in history(bench, key)["steps"] if step["what"] == what]
-    return only
+def step(bench: EscrowBench, key: str, name: str) -> Any:
+    """Return the only step of a transaction with this name."""
+    (step,) = [step for step in history(bench, key)["steps"] if step["what"] == name]
+    return step
 
 
 def strand_with_unknown(bench: EscrowBench, position: HalfPosition, remark: str) -> None:
@@ -79,7 +80,7 @@ def test_the_remark_of_a_rollback_is_in_its_op_and_in_the_log(
     assert line.endswith("stock is empty")
 
 
-def test_a_rollback_without_remark_is_not_worth_a_log_line(
+def test_a_rollback_without_a_remark_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = EscrowBench()
@@ -96,7 +97,9 @@ def test_the_remark_of_a_rollback_of_many_is_in_each_op() -> None:
     assert step(bench, "b", "rolled_back")["reason"] == "order cancelled"
 
 
-def test_an_unknown_after_the_send_leaves_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_after_the_send_is_in_the_history_and_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bench = EscrowBench()
     position = bench.park("k")
     assert bench.request(end_with_remark(position, UNKNOWN, "timeout of the bank")).code == 0
@@ -120,7 +123,7 @@ def test_an_unknown_answer_to_a_check_has_its_remark(caplog: pytest.LogCaptureFi
     ]
 
 
-def test_a_thousand_unknown_verdicts_leave_a_few_log_lines(
+def test_many_unknown_verdicts_write_few_log_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = EscrowBench()
@@ -130,7 +133,7 @@ def test_a_thousand_unknown_verdicts_leave_a_few_log_lines(
 
 
 @pytest.mark.parametrize("restart", ["", "restarted", "killed"])
-def test_the_reason_for_stranding_is_what_the_producer_answered(restart: str) -> None:
+def test_the_reason_for_stranding_has_the_answers_of_the_producer(restart: str) -> None:
     bench = EscrowBench()
     position = bench.park("k")
     bench.tick(after_ms=ESCROW.check_interval_ms)
@@ -158,7 +161,8 @@ def test_a_resumed_half_starts_with_no_answers() -> None:
     assert (resumed["who"], resumed["reason"]) == ("operator ann", "bank is back")
     for _ in range(ESCROW.checks_max + 1):
         bench.tick(after_ms=ESCROW.check_interval_ms)
-    reasons = [s["reason"] for s in history(bench, "k")["steps"] if s["what"] == "stranded"]
+    steps = history(bench, "k")["steps"]
+    reasons = [step["reason"] for step in steps if step["what"] == "stranded"]
     assert reasons == [
         "checked 3 times: 3 UNKNOWN, last: no 2",
         "checked 3 times: 3 without an answer",
@@ -178,7 +182,7 @@ def test_a_half_that_moves_keeps_its_answers() -> None:
     assert (half.checks, half.unknown_answers) == (1, 1)
 
 
-def test_a_long_or_odd_remark_is_cut_to_one_short_line() -> None:
+def test_a_long_remark_with_control_characters_is_shortened_to_one_line() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     remark = "java.lang.Exception: no\n\tat Bank\x01\x02" + "x" * 100_000
@@ -195,40 +199,40 @@ def test_a_long_or_odd_remark_is_cut_to_one_short_line() -> None:
 # --- positions -----------------------------------------------------------------------------------
 
 
-def stored_records(bench: EscrowBench, what: str) -> list[tuple[str, str, int]]:
+def step_records(bench: EscrowBench, name: str) -> list[tuple[str, str, int]]:
     """Return kind, topic and queue offset of the records that a step of transaction k stored."""
-    records = step(bench, "k", what)["records"]
+    records = step(bench, "k", name)["records"]
     for record in records:
         assert bench.store.record_at(record["logOffset"]).topic == record["topic"]
     return [(record["kind"], record["topic"], record["queueOffset"]) for record in records]
 
 
-def test_a_history_names_half_final_and_op() -> None:
+def test_a_history_has_the_positions_of_half_final_and_op() -> None:
     bench = EscrowBench()
     bench.end(bench.park("other"), ROLLBACK)
     bench.end(bench.park("k"), COMMIT)
-    assert stored_records(bench, "parked") == [("half", names.HALF_TOPIC, 1)]
-    assert stored_records(bench, "committed") == [("final", "T", 0), ("op", names.OP_TOPIC, 1)]
+    assert step_records(bench, "parked") == [("half", names.HALF_TOPIC, 1)]
+    assert step_records(bench, "committed") == [("final", "T", 0), ("op", names.OP_TOPIC, 1)]
 
 
-def test_a_history_names_the_stranded_copy_and_its_op() -> None:
+def test_a_history_has_the_positions_of_the_stranded_copy_and_its_op() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     strand_with_unknown(bench, position, "no")
-    assert stored_records(bench, "stranded") == [
+    assert step_records(bench, "stranded") == [
         ("stranded", names.STRANDED_TOPIC, 0),
         ("op", names.OP_TOPIC, 0),
     ]
     bench.end(position, ROLLBACK)
-    assert stored_records(bench, "rolled_back") == [("op", names.OP_TOPIC, 1)]
+    assert step_records(bench, "rolled_back") == [("op", names.OP_TOPIC, 1)]
 
 
-def test_a_history_names_the_copy_of_a_half_that_moved() -> None:
+def test_a_history_has_the_position_of_the_copy_of_a_moved_half() -> None:
     bench = EscrowBench()
     bench.park("k")
     bench.broker.transactions.move_halves_below(bench.store.end, bench.now_ms)
     bench.turn()
-    assert stored_records(bench, "appended_again") == [
+    assert step_records(bench, "appended_again") == [
         ("half", names.HALF_TOPIC, 1),
         ("op", names.OP_TOPIC, 0),
     ]

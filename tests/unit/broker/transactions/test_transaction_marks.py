@@ -1,4 +1,4 @@
-"""What makes a send a half message: the property TRAN_MSG, as Java reads it, not the sysFlag."""
+"""A send is a half if its property TRAN_MSG is true for Java, whatever its sysFlag says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_send_with_another_mark_is_an_ordinary_message(mark: str) -> None:
 
 @pytest.mark.parametrize("mark", ["", "no"])
 @pytest.mark.parametrize("sys_flag", [PREPARED, ROLLED_BACK])
-def test_a_send_that_no_consumer_would_see_is_refused(sys_flag: int, mark: str) -> None:
+def test_a_send_that_consumers_could_not_read_is_refused(sys_flag: int, mark: str) -> None:
     bench = EscrowBench()
     response = bench.request(marked_send(sys_flag, mark))
     assert response.code == 13
@@ -64,7 +64,7 @@ def test_a_send_marked_as_committed_is_delivered() -> None:
 
 @pytest.mark.parametrize("sys_flag", [NONE, PREPARED])
 def test_a_delayed_retry_keeps_its_mark_and_is_delivered(sys_flag: int) -> None:
-    """A consumer of an old client sends a committed message back with the mark of its half."""
+    """An old client sends a committed message back with the mark of its half."""
     bench = EscrowBench()
     assert bench.request(marked_send(sys_flag, "true", DELAY="1")).code == 0
     bench.tick(after_ms=1_100)

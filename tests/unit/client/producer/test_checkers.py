@@ -1,6 +1,8 @@
-"""Registration of checkers for a topic, a tag, all topics or the name of a transaction."""
+"""Registration of checkers: for a topic, a tag or a transaction's name; and its options."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -46,3 +48,20 @@ def test_a_checker_for_nothing_or_for_two_things_is_refused(selection: dict[str,
     with pytest.raises(ValueError, match="for a topic"):
         checkers.register(always_commit, **selection)
     assert not checkers.has_checkers()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"concurrency": 0}, ValueError("check_concurrency must be at least 1, not 0")),
+        ({"request_hold_max": -1}, ValueError("check_request_hold_max must be at least 0, not -1")),
+        (
+            {"executor": 5},
+            TypeError("check_executor must be a concurrent.futures.Executor, not int"),
+        ),
+    ],
+    ids=str,
+)
+def test_an_impossible_option_is_refused(options: dict[str, Any], error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        CheckerRegistry("g", **options)

@@ -126,6 +126,37 @@ def test_an_unknown_compression_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("topic", "body", "error_text"),
+    [
+        ("t", b"", "is empty"),
+        ("t", b"x" * 11, "11 bytes, the producer's limit is 10"),
+        ("order.created", b"x", "only letters, digits"),
+        ("two words", b"x", "only letters, digits"),
+        ("t" * 128, b"x", "128 characters, the limit is 127"),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", b"x", "system topic"),
+        ("SCHEDULE_TOPIC_XXXX", b"x", "system topic"),
+    ],
+)
+def test_a_message_that_the_java_client_refuses_is_refused(
+    topic: str, body: bytes, error_text: str
+) -> None:
+    encoder = MessageEncoder(compress_above_bytes=1, body_bytes_max=10)
+    with pytest.raises(LocalProtocolError, match=error_text):
+        encoder.encode(Message(topic, body), topic, "k")
+
+
+def test_a_message_at_the_limits_of_the_java_client_is_encoded() -> None:
+    topic = "%|" + "a" * 125
+    encoder = MessageEncoder(body_bytes_max=10)
+    assert encoder.encode(Message(topic, b"x" * 10), topic, "k").body == b"x" * 10
+
+
+def test_a_body_limit_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="body_bytes_max must be at least 1"):
+        MessageEncoder(body_bytes_max=0)
+
+
+@pytest.mark.parametrize(
     ("messages", "error_text"),
     [
         ([], "at least one message"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -58,6 +58,22 @@ async def test_every_attempt_has_the_same_unique_key() -> None:
         requests = cluster["a"].received(*SENDS) + cluster["b"].received(*SENDS)
         assert len(requests) == 4
         assert len({request.head.fields.properties for request in requests}) == 1
+
+
+@pytest.mark.parametrize("kind", ["send", "oneway", "batch", "request", "transaction"])
+async def test_an_empty_body_is_refused_before_anything_is_sent(kind: str) -> None:
+    empty = Message("t", b"")
+    async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
+        sends: dict[str, Callable[[], Awaitable[object]]] = {
+            "send": lambda: producer.send(empty),
+            "oneway": lambda: producer.send_oneway(empty),
+            "batch": lambda: producer.send_batch([Message("t", b"x"), empty]),
+            "request": lambda: producer.request(empty),
+            "transaction": lambda: producer.transaction(empty).__aenter__(),
+        }
+        with pytest.raises(LocalProtocolError, match="the body of a message to topic t is empty"):
+            await sends[kind]()
+        assert not cluster["a"].received(*SENDS)
 
 
 async def test_errors_that_are_not_retriable_are_not_retried() -> None:

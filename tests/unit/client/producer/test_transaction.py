@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from escrowmq import (
     TransactionProducer,
     Verdict,
 )
-from escrowmq.errors import HalfNotDurable, RequestRefused
+from escrowmq.errors import HalfNotDurable, LocalProtocolError, RequestRefused
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_success
@@ -245,6 +246,43 @@ async def test_a_status_other_than_ok_rolls_back_without_the_local_transaction(c
     assert not listener.executed
     assert (result.status.value, result.local_state) == (code, Verdict.ROLLBACK)
     assert verdicts(cluster) == [12]
+
+
+@pytest.mark.parametrize(
+    ("returned", "name"),
+    [
+        (Verdict.COMMIT, None),
+        (Verdict.ROLLBACK, "ROLLBACK"),
+        (Rollback(), "ROLLBACK"),
+        (None, "UNKNOWN"),
+    ],
+    ids=str,
+)
+async def test_a_local_transaction_that_does_not_commit_is_logged_with_its_message(
+    returned: Any, name: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "escrowmq.client.producer.transaction_producer")
+    listener = FixedListener(returned)
+    async with (
+        FakeCluster("a") as cluster,
+        TransactionProducer(cluster.address, group="g", listener=listener) as producer,
+    ):
+        result = await producer.send_in_transaction(Message("t", b"x"))
+    lines = [record.getMessage() for record in caplog.records]
+    expected = f"local transaction returned {name} id={result.message_id} topic=t"
+    assert lines == ([] if name is None else [expected])
+
+
+async def test_an_empty_body_is_refused_before_the_local_transaction() -> None:
+    listener = FixedListener(Verdict.COMMIT)
+    async with (
+        FakeCluster("a") as cluster,
+        TransactionProducer(cluster.address, group="g", listener=listener) as producer,
+    ):
+        with pytest.raises(LocalProtocolError, match="is empty"):
+            await producer.send_in_transaction(Message("t", b""))
+    assert not listener.executed
+    assert not cluster["a"].received(*SENDS)
 
 
 async def test_a_half_that_cannot_be_sent_raises_without_the_local_transaction() -> None:
