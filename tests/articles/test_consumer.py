@@ -19,7 +19,14 @@ from typing import Any
 
 import pytest
 
-from escrowmq import Consumer, Message, ReceivedMessage, TransactionProducer, Verdict
+from escrowmq import (
+    Consumer,
+    Message,
+    ReceivedMessage,
+    TransactionListener,
+    TransactionProducer,
+    Verdict,
+)
 from tests.interop.apache import wait_for_route
 from tests.interop.remoting import Client
 from tests.support.clients import Broker, receive
@@ -27,7 +34,7 @@ from tests.support.clients import Broker, receive
 pytestmark = pytest.mark.slow
 
 
-class PassedVerdicts:
+class PassedVerdicts(TransactionListener):
     """A listener whose verdict is the argument of the send."""
 
     def execute_local_transaction(self, message: Message, arg: Any) -> Verdict:

@@ -18,7 +18,8 @@
 69 It is logged with its remark.
    unit/broker/transactions/test_remarks.py test_an_unknown_answer_to_a_check_has_its_remark
 70 UNKNOW after the send is logged.
-   unit/broker/transactions/test_remarks.py test_an_unknown_after_the_send_leaves_a_trace
+   unit/broker/transactions/test_remarks.py
+   test_an_unknown_after_the_send_is_in_the_history_and_in_the_log
 71 A rollback after the send is logged with its remark.
    unit/broker/transactions/test_remarks.py
    test_the_remark_of_a_rollback_is_in_its_op_and_in_the_log
@@ -45,8 +46,9 @@
    test_the_final_names_its_half
 82 It is stored at the time of the commit.
    test_the_final_is_stored_at_the_time_of_the_commit
-83 TRAN_MSG is removed.
-   test_the_final_has_no_tran_msg
+83 TRAN_MSG is removed. RocketMQ 4.9.7 still delivers it.
+   unit/broker/transactions/test_rocketmq_weak_points.py
+   test_w19_flag_and_properties_are_those_of_the_send
 84 It is stored like any message.
    test_the_final_is_found_by_its_key
 85 Then the half is deleted. Here final and op are one append.

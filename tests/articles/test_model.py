@@ -1,7 +1,7 @@
 """The model: a half message, a verdict, and a broker that asks if there is none.
 
  1 Local transaction and message are one: both take effect, or neither.
-   e2e/sql/test_crashes.py test_database_and_message_agree
+   e2e/sql/test_crashes.py test_database_and_message_agree_after_a_kill_or_a_freeze
  2 A half message is invisible to consumers.
    test_a_half_message_is_invisible_to_consumers
  3 A commit turns the half into an ordinary message.

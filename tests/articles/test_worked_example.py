@@ -16,11 +16,11 @@
 153 The program: ten messages, five tags, UNKNOW first, the index modulo 3 at the check.
     test_the_sample_program_delivers_every_third_message
 154 The program is among the examples.
-    @154@
+    e2e/test_examples.py test_the_listener_example_shows_what_became_of_each_message
 155 An id that the checker does not know is committed: the program decides that.
     test_the_sample_program_commits_a_transaction_of_its_predecessor
 156 Bob pays Smith 100.
-    e2e/test_examples.py test_the_script_pays_what_it_can_and_nothing_else
+    e2e/test_examples.py test_the_script_makes_one_transfer_in_each_run
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from typing import Any
 
 import pytest
 
-from escrowmq import Message, ReceivedMessage, TransactionProducer, Verdict
+from escrowmq import (
+    Message,
+    ReceivedMessage,
+    TransactionListener,
+    TransactionProducer,
+    Verdict,
+)
 from tests.articles.conftest import StartBroker
 from tests.interop.apache import ApacheRocketMQ, wait_for_route
 from tests.interop.producers import QUEUES, TOPIC, Producer
@@ -89,7 +95,7 @@ def test_the_cursors_after_messages_1_to_4(start_broker: StartBroker, tmp_path: 
 # --- the sample program --------------------------------------------------------------------------
 
 
-class SampleListener:
+class SampleListener(TransactionListener):
     """The listener of the articles: UNKNOWN first, then by the index of the message modulo 3."""
 
     def __init__(self) -> None:
