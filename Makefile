@@ -53,7 +53,7 @@ spark-cluster: $(READY) java  ## every pipeline on a Spark master with two worke
 	$(BIN)/pytest -v tests/e2e/spark/test_cluster.py
 
 interop: $(READY)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (needs Java and Maven)
-	$(BIN)/pytest -v --timeout 900 tests/interop
+	$(BIN)/pytest -v --timeout 900 tests/interop tests/articles
 
 bench: $(READY)  ## figures as ratios in one run, kept in bench/results/; PARTS="broker broker-tx escrow ..."
 	$(BIN)/python -m bench $(PARTS)
