@@ -97,6 +97,7 @@ from escrowmq.config import TransactionConfig
 from tests.interop.producers import CHECK_TRANSACTION_STATE, TOPIC, Producer, unique_key
 from tests.interop.records import Record, decode_record
 from tests.interop.remoting import COMMIT, ONE_WAY, SendResult
+from tests.support.broker_requests import FakeChannel
 from tests.support.clients import Broker
 from tests.support.escrows import EscrowBench, sent_checks
 from tests.support.raw_transactions import (
@@ -118,12 +119,16 @@ def test_the_defaults_are_15_checks_after_6_seconds_every_30_seconds() -> None:
 
 def test_a_tick_sends_a_limited_number_of_checks() -> None:
     bench = EscrowBench()
-    groups = [f"g{number}" for number in range(CHECKS_PER_TICK_MAX // GROUP_CHECKS_PER_TICK_MAX)]
-    for group in [*groups, "one more"]:
-        for number in range(GROUP_CHECKS_PER_TICK_MAX + 1):
-            bench.park(f"{group}-{number}", group=group)
+    group_count = CHECKS_PER_TICK_MAX // GROUP_CHECKS_PER_TICK_MAX + 1
+    channels = [FakeChannel(f"127.0.0.1:{40_000 + number}") for number in range(group_count)]
+    for channel in channels:
+        for number in range(GROUP_CHECKS_PER_TICK_MAX):
+            bench.park(f"{channel.address}-{number}", group=channel.address, channel=channel)
     bench.tick(bench.config.immunity_ms)
-    assert 0 < len(sent_checks(bench.channel)) <= CHECKS_PER_TICK_MAX
+    sent_count = sum(len(sent_checks(channel)) for channel in channels)
+    assert sent_count == CHECKS_PER_TICK_MAX
+    bench.tick()
+    assert sum(len(sent_checks(channel)) for channel in channels) > 0
 
 
 def test_a_half_is_checked_up_to_the_maximum_and_then_set_aside(producer: Producer) -> None:
