@@ -54,7 +54,7 @@ def new_broker(version: str, directory: Path) -> Apache:
 
 
 @pytest.fixture(scope="module", params=jars.VERSIONS)
-def served(
+def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Apache]:
     apache = new_broker(request.param, tmp_path_factory.mktemp("apache"))
@@ -65,12 +65,12 @@ def served(
 def include_tests(module: ModuleType, names: Collection[str] = ()) -> None:
     """Add tests of a module to this one, all of them or those with these names.
 
-    They use the fixture `served` of this module, which has the name of theirs.
+    They use the fixture `server` of this module, which has the name of theirs.
     """
     for name, test in list(vars(module).items()):
         if not name.startswith("test_") or not callable(test) or (names and name not in names):
             continue
-        if "served" in test.__code__.co_varnames[: test.__code__.co_argcount]:
+        if "server" in test.__code__.co_varnames[: test.__code__.co_argcount]:
             assert name not in globals(), f"there are two tests named {name}"
             globals()[name] = test
 
@@ -100,22 +100,22 @@ include_tests(
 )
 
 
-async def test_the_broker_applies_an_sql_filter(served: Broker) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_the_broker_applies_an_sql_filter(server: Broker) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         for price in range(8):
             message = Message("priced", b"%d" % price, properties={"price": str(price)})
             await producer.send(message)
     subscribe = {"priced": SqlFilter("price BETWEEN 3 AND 5")}
-    consumer = Consumer(served.namesrv_address, group="g-sql", subscribe=subscribe)
+    consumer = Consumer(server.namesrv_address, group="g-sql", subscribe=subscribe)
     async with consumer:
         assert sorted(await receive(consumer, 3)) == [b"3", b"4", b"5"]
-    async with PullConsumer(served.namesrv_address, group="g-sql") as puller:
+    async with PullConsumer(server.namesrv_address, group="g-sql") as puller:
         messages = []
         for queue in await puller.queues("priced"):
             messages += (await puller.pull(queue, 0, SqlFilter("price > 6"))).messages
         assert [message.body for message in messages] == [b"7"]
     with_bad_filter = Consumer(
-        served.namesrv_address, group="g-bad", subscribe={"priced": SqlFilter("price >")}
+        server.namesrv_address, group="g-bad", subscribe={"priced": SqlFilter("price >")}
     )
     with pytest.raises(InvalidSubscription, match="price >"):
         async with with_bad_filter:
@@ -123,10 +123,10 @@ async def test_the_broker_applies_an_sql_filter(served: Broker) -> None:
 
 
 async def test_requests_of_an_operator_reach_the_consumer_through_the_broker(
-    served: Broker,
+    server: Broker,
 ) -> None:
-    await send(served, "operated", *numbered_bodies(8))
-    consumer = Consumer(served.namesrv_address, group="g-operated")
+    await send(server, "operated", *numbered_bodies(8))
+    consumer = Consumer(server.namesrv_address, group="g-operated")
     received: list[ReceivedMessage] = []
 
     @consumer.on("operated")
@@ -141,7 +141,7 @@ async def test_requests_of_an_operator_reach_the_consumer_through_the_broker(
     client_id = consumer._rebalancer.heartbeat.client_id
 
     def request(code: int, **fields: object) -> bytes:
-        with Client(served.address, timeout_s=WAIT_S) as client:
+        with Client(server.address, timeout_s=WAIT_S) as client:
             return client.expect(code, fields).body
 
     running_info = await asyncio.to_thread(

@@ -18,40 +18,40 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Server(tmp_path_factory.mktemp("blocking"), conf=conf) as served:
-        yield served
+    with Server(tmp_path_factory.mktemp("blocking"), conf=conf) as server:
+        yield server
 
 
-def receive(served: Server, topic: str, count: int) -> list[bytes]:
-    with Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
+def receive(server: Server, topic: str, count: int) -> list[bytes]:
+    with Consumer(server.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
         return [message.body for _, message in zip(range(count), consumer, strict=False)]
 
 
-def test_many_threads_send_through_one_producer(served: Server) -> None:
+def test_many_threads_send_through_one_producer(server: Server) -> None:
     bodies = [b"%d" % number for number in range(40)]
-    with Producer(served.namesrv_address, group="p") as producer, ThreadPoolExecutor(8) as pool:
+    with Producer(server.namesrv_address, group="p") as producer, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda body: producer.send(Message("threads", body)), bodies))
-    assert sorted(receive(served, "threads", 40)) == sorted(bodies)
+    assert sorted(receive(server, "threads", 40)) == sorted(bodies)
 
 
-def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(served: Server) -> None:
-    with Producer(served.namesrv_address, group="p", timeout_s=60) as producer:
+def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(server: Server) -> None:
+    with Producer(server.namesrv_address, group="p", timeout_s=60) as producer:
         producer.send(Message("interrupted", b"before"))
         # A timer, because the calling thread blocks; the frozen broker does not respond before.
         interrupt = threading.Timer(
             0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)
         )
-        with served.frozen(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with server.frozen(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
             interrupt.start()
             producer.send(Message("interrupted", b"maybe"))
         producer.send(Message("interrupted", b"after"))
 
 
-def test_a_blocking_call_in_the_thread_of_the_event_loop_is_refused(served: Server) -> None:
+def test_a_blocking_call_in_the_thread_of_the_event_loop_is_refused(server: Server) -> None:
     refused: list[LocalProtocolError] = []
-    with Producer(served.namesrv_address, group="own-thread") as producer:
+    with Producer(server.namesrv_address, group="own-thread") as producer:
 
         @producer.checker("own-thread")
         async def check(message: ReceivedMessage) -> Verdict:
@@ -64,12 +64,12 @@ def test_a_blocking_call_in_the_thread_of_the_event_loop_is_refused(served: Serv
         # The transaction stays open, so the broker checks it, and the checker runs on the loop.
         with pytest.raises(ZeroDivisionError), producer.transaction(Message("own-thread", b"x")):
             raise ZeroDivisionError
-        assert receive(served, "own-thread", 1) == [b"x"]
+        assert receive(server, "own-thread", 1) == [b"x"]
     assert "wait for itself" in str(refused[0])
 
 
-def test_a_block_commits_rolls_back_or_is_checked(served: Server) -> None:
-    with Producer(served.namesrv_address, group="p") as producer:
+def test_a_block_commits_rolls_back_or_is_checked(server: Server) -> None:
+    with Producer(server.namesrv_address, group="p") as producer:
 
         @producer.checker("paid")
         def check(message: ReceivedMessage) -> Verdict:
@@ -83,4 +83,4 @@ def test_a_block_commits_rolls_back_or_is_checked(served: Server) -> None:
             raise Rollback
         with pytest.raises(ZeroDivisionError), producer.transaction(Message("paid", b"crashed")):
             raise ZeroDivisionError
-        assert sorted(receive(served, "paid", 3)) == [b"crashed", b"first", b"second"]
+        assert sorted(receive(server, "paid", 3)) == [b"crashed", b"first", b"second"]

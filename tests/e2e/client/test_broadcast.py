@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("broadcast"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Server(tmp_path_factory.mktemp("broadcast"), conf=CONF) as server:
+        yield server
 
 
-def broadcast_consumer(served: Broker, topic: str, offsets: Path) -> Consumer:
+def broadcast_consumer(server: Broker, topic: str, offsets: Path) -> Consumer:
     return Consumer(
-        served.namesrv_address,
+        server.namesrv_address,
         group=f"g-{topic}",
         subscribe={topic: "*"},
         broadcast=True,
@@ -33,36 +33,36 @@ def broadcast_consumer(served: Broker, topic: str, offsets: Path) -> Consumer:
 
 
 async def test_every_broadcast_member_gets_all_messages_and_continues_from_its_file(
-    served: Broker, tmp_path: Path
+    server: Broker, tmp_path: Path
 ) -> None:
-    await send(served, "cast", *numbered_bodies(8))
+    await send(server, "cast", *numbered_bodies(8))
     first_file, second_file = tmp_path / "first" / "offsets.json", tmp_path / "second.json"
     async with (
-        broadcast_consumer(served, "cast", first_file) as first,
-        broadcast_consumer(served, "cast", second_file) as second,
+        broadcast_consumer(server, "cast", first_file) as first,
+        broadcast_consumer(server, "cast", second_file) as second,
     ):
         assert sorted(await receive(first, 8)) == numbered_bodies(8)
         assert sorted(await receive(second, 8)) == numbered_bodies(8)
-    await send(served, "cast", b"more")
-    async with broadcast_consumer(served, "cast", first_file) as first:
+    await send(server, "cast", b"more")
+    async with broadcast_consumer(server, "cast", first_file) as first:
         assert await receive(first, 1) == [b"more"]
     rows = json.loads(first_file.read_text())["offsets"]
     assert sum(row["offset"] for row in rows) == 9
 
 
 async def test_an_offsets_file_in_use_or_unreadable_is_refused(
-    served: Broker, tmp_path: Path
+    server: Broker, tmp_path: Path
 ) -> None:
     path = tmp_path / "offsets.json"
-    await send(served, "alone", b"x")
-    async with broadcast_consumer(served, "alone", path) as first:
+    await send(server, "alone", b"x")
+    async with broadcast_consumer(server, "alone", path) as first:
         with pytest.raises(ConfigError, match="another consumer"):
-            async with broadcast_consumer(served, "alone", path):
+            async with broadcast_consumer(server, "alone", path):
                 pass
         message = await first.receive()
         with pytest.raises(LocalProtocolError, match="broadcast consumer"):
             await first.retry_later(message)
     path.write_text("{")
     with pytest.raises(ConfigError, match="remove it"):
-        async with broadcast_consumer(served, "alone", path):
+        async with broadcast_consumer(server, "alone", path):
             pass

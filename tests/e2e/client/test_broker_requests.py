@@ -33,9 +33,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("broker-requests"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Server(tmp_path_factory.mktemp("broker-requests"), conf=CONF) as server:
+        yield server
 
 
 class _BrokerSide:
@@ -61,9 +61,9 @@ class _BrokerSide:
             return cast("Response", await self._response)
 
 
-async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broker) -> None:
-    await send(served, "inspected", *numbered_bodies(8))
-    consumer = Consumer(served.namesrv_address, group="g-inspected")
+async def test_a_consumer_reports_its_state_and_resets_its_offsets(server: Broker) -> None:
+    await send(server, "inspected", *numbered_bodies(8))
+    consumer = Consumer(server.namesrv_address, group="g-inspected")
     seen: list[bytes] = []
 
     @consumer.on("inspected")
@@ -106,9 +106,9 @@ async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broke
     await running
 
 
-async def test_an_operator_can_have_one_message_processed(served: Broker) -> None:
-    await send(served, "direct", b"x")
-    consumer = Consumer(served.namesrv_address, group="g-direct")
+async def test_an_operator_can_have_one_message_processed(server: Broker) -> None:
+    await send(server, "direct", b"x")
+    consumer = Consumer(server.namesrv_address, group="g-direct")
     seen: list[bytes] = []
 
     @consumer.on("direct")

@@ -33,13 +33,13 @@ CONF = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("checkers"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("checkers"), conf=CONF) as server:
+        yield server
 
 
-def bodies(served: Server, topic: str) -> list[bytes]:
-    with served.client() as reader:
+def bodies(server: Server, topic: str) -> list[bytes]:
+    with server.client() as reader:
         records = [record for queue in range(4) for record in reader.pull_all(topic, queue)]
     return sorted(record.body for record in records)
 
@@ -52,12 +52,12 @@ async def leave_open(producer: Producer, message: Message, **options: Any) -> No
 
 
 @asynccontextmanager
-async def producer_in(served: Server, group: str, **options: Any) -> AsyncIterator[Producer]:
-    async with Producer(served.namesrv_address, group=group, **options) as producer:
+async def producer_in(server: Server, group: str, **options: Any) -> AsyncIterator[Producer]:
+    async with Producer(server.namesrv_address, group=group, **options) as producer:
         yield producer
 
 
-async def test_the_most_specific_checker_is_called(served: Server) -> None:
+async def test_the_most_specific_checker_is_called(server: Server) -> None:
     called: dict[str, str] = {}  # from a message to the checker that was called
 
     def checker(name: str) -> Callable[[ReceivedMessage], Verdict]:
@@ -67,7 +67,7 @@ async def test_the_most_specific_checker_is_called(served: Server) -> None:
 
         return check
 
-    async with producer_in(served, "closest") as producer:
+    async with producer_in(server, "closest") as producer:
         producer.checker("*")(checker("all"))
         producer.checker("near")(checker("topic"))
         producer.checker("near", tag="red")(checker("tag"))
@@ -90,24 +90,24 @@ async def test_a_checker_with_contradictory_arguments_is_refused(
             producer.checker(**arguments)(lambda message: None)
 
 
-async def test_a_process_that_never_sends_gets_checks_of_another_process(served: Server) -> None:
-    async with producer_in(served, "left") as producer:
+async def test_a_process_that_never_sends_gets_checks_of_another_process(server: Server) -> None:
+    async with producer_in(server, "left") as producer:
         await leave_open(producer, Message("left", b"open"))
-    async with producer_in(served, "left") as successor:
+    async with producer_in(server, "left") as successor:
 
         @successor.checker("*")
         def commit(message: ReceivedMessage) -> Verdict:
             return Verdict.COMMIT
 
-        await wait_until_async(lambda: bodies(served, "left") == [b"open"])
+        await wait_until_async(lambda: bodies(server, "left") == [b"open"])
 
 
 async def test_an_exception_or_wrong_result_of_a_checker_counts_as_unknown(
-    served: Server, caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     results: Iterator[Any] = iter([OSError("no database"), "COMMIT", None, Verdict.COMMIT])
 
-    async with producer_in(served, "failing") as producer:
+    async with producer_in(server, "failing") as producer:
 
         @producer.checker("failing")
         async def check(message: ReceivedMessage) -> Any:
@@ -117,27 +117,27 @@ async def test_an_exception_or_wrong_result_of_a_checker_counts_as_unknown(
             return result
 
         await leave_open(producer, Message("failing", b"x"))
-        await wait_until_async(lambda: bodies(served, "failing") == [b"x"])
+        await wait_until_async(lambda: bodies(server, "failing") == [b"x"])
         counts = producer.check_counts
     assert (counts.received, counts.failed, counts.unknown, counts.committed) == (4, 2, 3, 1)
     assert "no database" in caplog.text
 
 
 async def test_a_check_without_a_checker_is_logged_and_counted(
-    served: Server, caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with producer_in(served, "unchecked") as producer:
+    async with producer_in(server, "unchecked") as producer:
         await leave_open(producer, Message("unchecked", b"x"))
         await wait_until_async(lambda: producer.check_counts.unregistered > 0)
     assert "no checker for" in caplog.text
 
 
-async def test_no_more_checkers_run_than_check_concurrency_allows(served: Server) -> None:
+async def test_no_more_checkers_run_than_check_concurrency_allows(server: Server) -> None:
     running, most = 0, 0
     lock = threading.Lock()
     both_started = threading.Barrier(2)
 
-    async with producer_in(served, "pooled", check_concurrency=2) as producer:
+    async with producer_in(server, "pooled", check_concurrency=2) as producer:
 
         @producer.checker("pooled")
         def check(message: ReceivedMessage) -> Verdict:
@@ -152,16 +152,16 @@ async def test_no_more_checkers_run_than_check_concurrency_allows(served: Server
 
         for number in range(6):
             await leave_open(producer, Message("pooled", b"%d" % number))
-        await wait_until_async(lambda: len(bodies(served, "pooled")) == 6)
+        await wait_until_async(lambda: len(bodies(server, "pooled")) == 6)
     assert most == 2
 
 
 async def test_checks_beyond_the_limit_are_answered_with_unknown(
-    served: Server, caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     may_return = asyncio.Event()
     options = {"check_concurrency": 1, "check_request_hold_max": 1}
-    async with producer_in(served, "full", **options) as producer:
+    async with producer_in(server, "full", **options) as producer:
 
         @producer.checker("full")
         async def check(message: ReceivedMessage) -> Verdict:
@@ -174,14 +174,14 @@ async def test_checks_beyond_the_limit_are_answered_with_unknown(
             await wait_until_async(lambda: producer.check_counts.overflowed > 0)
         assert "1 checks are waiting, answering UNKNOWN to another one" in caplog.text
         may_return.set()
-        await wait_until_async(lambda: len(bodies(served, "full")) == 3)
+        await wait_until_async(lambda: len(bodies(server, "full")) == 3)
 
 
 async def test_a_check_answered_with_rollback_or_unknown_is_a_warning(
-    served: Server, caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = {b"yes": [Verdict.COMMIT], b"no": [Verdict.UNKNOWN, Verdict.ROLLBACK]}
-    async with producer_in(served, "warned") as producer:
+    async with producer_in(server, "warned") as producer:
 
         @producer.checker("warned")
         async def check(message: ReceivedMessage) -> Verdict:
@@ -201,7 +201,7 @@ async def test_a_check_answered_with_rollback_or_unknown_is_a_warning(
 # --- executors -----------------------------------------------------------------------------------
 
 
-async def test_checkers_run_in_the_executor_of_the_user_which_stays_open(served: Server) -> None:
+async def test_checkers_run_in_the_executor_of_the_user_which_stays_open(server: Server) -> None:
     threads: set[str] = set()
 
     def check(message: ReceivedMessage) -> Verdict:
@@ -209,21 +209,21 @@ async def test_checkers_run_in_the_executor_of_the_user_which_stays_open(served:
         return Verdict.COMMIT
 
     with ThreadPoolExecutor(2, "my-checks") as executor:
-        async with producer_in(served, "own-executor", check_executor=executor) as producer:
+        async with producer_in(server, "own-executor", check_executor=executor) as producer:
             producer.checker("own-executor")(check)
             for number in range(3):
                 await leave_open(producer, Message("own-executor", b"%d" % number))
-            await wait_until_async(lambda: len(bodies(served, "own-executor")) == 3)
+            await wait_until_async(lambda: len(bodies(server, "own-executor")) == 3)
         assert executor.submit(threading.current_thread).result().name.startswith("my-checks")
     assert threads == {"my-checks"}
 
 
 async def test_an_executor_that_takes_no_work_makes_the_check_fail_with_an_answer(
-    served: Server, caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
-    async with producer_in(served, "shut-down", check_executor=executor) as producer:
+    async with producer_in(server, "shut-down", check_executor=executor) as producer:
         producer.checker("shut-down")(lambda message: Verdict.COMMIT)
         await leave_open(producer, Message("shut-down", b"x"))
         await wait_until_async(lambda: producer.check_counts.failed > 0)
@@ -254,36 +254,36 @@ class RecordingListener(TransactionListener):
         return self.verdicts[message.transaction_id]
 
 
-async def test_a_listener_executes_and_checks_local_transactions(served: Server) -> None:
+async def test_a_listener_executes_and_checks_local_transactions(server: Server) -> None:
     listener = RecordingListener()
     async with TransactionProducer(
-        served.namesrv_address, group="listener", listener=listener
+        server.namesrv_address, group="listener", listener=listener
     ) as producer:
         first = await producer.send_in_transaction(Message("listened", b"first"))
         assert (first.local_state, first.outcome.acknowledged) == (Verdict.COMMIT, True)
-        assert bodies(served, "listened") == [b"first"]
+        assert bodies(server, "listened") == [b"first"]
         second = await producer.send_in_transaction(Message("listened", b"second"), "no")
         assert (second.local_state, second.outcome.state) == (Verdict.ROLLBACK, "rolled_back")
         crashed = await producer.send_in_transaction(Message("listened", b"crashed"), "crash")
         assert (crashed.local_state, crashed.outcome.state) == (Verdict.UNKNOWN, "open")
         assert isinstance(crashed.error, RuntimeError)
-        await wait_until_async(lambda: bodies(served, "listened") == [b"crashed", b"first"])
+        await wait_until_async(lambda: bodies(server, "listened") == [b"crashed", b"first"])
     assert {message.transaction_id for message in listener.checked} == {crashed.transaction_id}
 
 
 def test_a_blocking_listener_runs_the_local_transaction_in_the_calling_thread(
-    served: Server,
+    server: Server,
 ) -> None:
     listener = RecordingListener()
     with blocking.TransactionProducer(
-        served.namesrv_address, group="listener-blocking", listener=listener
+        server.namesrv_address, group="listener-blocking", listener=listener
     ) as producer:
         result = producer.send_in_transaction(Message("listened-blocking", b"x"))
         assert listener.thread is threading.current_thread()
         assert (result.local_state, result.outcome.acknowledged) == (Verdict.COMMIT, True)
         crashed = producer.send_in_transaction(Message("listened-blocking", b"y"), "crash")
         assert isinstance(crashed.error, RuntimeError)
-        asyncio.run(wait_until_async(lambda: bodies(served, "listened-blocking") == [b"x", b"y"]))
+        asyncio.run(wait_until_async(lambda: bodies(server, "listened-blocking") == [b"x", b"y"]))
 
 
 class CountingExecutor(ThreadPoolExecutor):
@@ -316,13 +316,13 @@ class UndecidedListener(RecordingListener):
 
 
 def test_a_listener_is_called_for_one_check_at_a_time_as_by_rocketmqs_client(
-    served: Server,
+    server: Server,
 ) -> None:
     topic, count = "one-at-a-time", 6
     with (
         CountingExecutor() as executor,
         blocking.TransactionProducer(
-            served.namesrv_address,
+            server.namesrv_address,
             group=topic,
             listener=UndecidedListener(),
             check_executor=executor,
@@ -331,6 +331,6 @@ def test_a_listener_is_called_for_one_check_at_a_time_as_by_rocketmqs_client(
     ):
         for number in range(count):
             producer.send_in_transaction(Message(topic, b"%d" % number))
-        asyncio.run(wait_until_async(lambda: len(bodies(served, topic)) == count))
+        asyncio.run(wait_until_async(lambda: len(bodies(server, topic)) == count))
     assert executor.submitted >= count
     assert executor.in_flight_max == 1

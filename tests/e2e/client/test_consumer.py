@@ -32,47 +32,47 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("consumer"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Server(tmp_path_factory.mktemp("consumer"), conf=CONF) as server:
+        yield server
 
 
-def subscriber(served: Broker, group: str, **subscribe: FilterLike) -> Consumer:
-    return Consumer(served.namesrv_address, group=group, subscribe=subscribe)
+def subscriber(server: Broker, group: str, **subscribe: FilterLike) -> Consumer:
+    return Consumer(server.namesrv_address, group=group, subscribe=subscribe)
 
 
-async def test_a_group_gets_every_message_once(served: Broker) -> None:
+async def test_a_group_gets_every_message_once(server: Broker) -> None:
     bodies = numbered_bodies(20)
-    await send(served, "bills", *bodies)
-    async with subscriber(served, "billing", bills="*") as first:
+    await send(server, "bills", *bodies)
+    async with subscriber(server, "billing", bills="*") as first:
         received = []
         async with asyncio.timeout(WAIT_S):
             async for message in first:
                 received.append(message.body)
                 if len(received) == 12:
                     break
-    async with subscriber(served, "billing", bills="*") as second:
+    async with subscriber(server, "billing", bills="*") as second:
         received += await receive(second, 8)
     assert sorted(received) == bodies
 
 
-async def test_a_message_in_flight_during_an_exception_comes_again(served: Broker) -> None:
-    await send(served, "fragile", b"only")
+async def test_a_message_in_flight_during_an_exception_comes_again(server: Broker) -> None:
+    await send(server, "fragile", b"only")
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
-        async with subscriber(served, "g-fragile", fragile="*") as first:
+        async with subscriber(server, "g-fragile", fragile="*") as first:
             async for _ in first:
                 raise ZeroDivisionError
-    async with subscriber(served, "g-fragile", fragile="*") as second:
+    async with subscriber(server, "g-fragile", fragile="*") as second:
         assert await receive(second, 1) == [b"only"]
 
 
-async def test_a_tag_filter_selects_messages(served: Broker) -> None:
+async def test_a_tag_filter_selects_messages(server: Broker) -> None:
     # "Aa" and "BB" have the same hash in Java. A broker compares hashes, the client compares tags.
-    await send(served, "tagged", b"other tag", tags="c")
-    await send(served, "tagged", b"same hash", tags="BB")
-    await send(served, "tagged", b"match 1", tags="b")
-    await send(served, "tagged", b"match 2", tags="Aa")
-    member = Consumer(served.namesrv_address, group="g-tags")
+    await send(server, "tagged", b"other tag", tags="c")
+    await send(server, "tagged", b"same hash", tags="BB")
+    await send(server, "tagged", b"match 1", tags="b")
+    await send(server, "tagged", b"match 2", tags="Aa")
+    member = Consumer(server.namesrv_address, group="g-tags")
     seen: list[bytes] = []
 
     @member.on("tagged", "Aa || b")
@@ -81,16 +81,16 @@ async def test_a_tag_filter_selects_messages(served: Broker) -> None:
 
     running = asyncio.create_task(member.run())
     await wait_until_caught_up(
-        served, member, "tagged"
+        server, member, "tagged"
     )  # offsets of filtered messages are committed too
     await member.close()
     await running
     assert sorted(seen) == [b"match 1", b"match 2"]
 
 
-async def test_a_message_sent_back_comes_again_with_its_original_topic(served: Broker) -> None:
-    await send(served, "again", b"x", tags="a")
-    async with subscriber(served, "g-again", again="a") as member, asyncio.timeout(WAIT_S):
+async def test_a_message_sent_back_comes_again_with_its_original_topic(server: Broker) -> None:
+    await send(server, "again", b"x", tags="a")
+    async with subscriber(server, "g-again", again="a") as member, asyncio.timeout(WAIT_S):
         first = await member.receive()
         assert (first.topic, first.reconsume_times) == ("again", 0)
         await member.retry_later(first, delay_level=1)
@@ -103,37 +103,37 @@ async def test_a_message_sent_back_comes_again_with_its_original_topic(served: B
             await member.retry_later(first)
 
 
-async def test_a_message_sent_back_too_often_moves_to_the_dead_letters(served: Broker) -> None:
-    await send(served, "hopeless", b"x")
+async def test_a_message_sent_back_too_often_moves_to_the_dead_letters(server: Broker) -> None:
+    await send(server, "hopeless", b"x")
     member = Consumer(
-        served.namesrv_address, group="g-dead", subscribe={"hopeless": "*"}, max_reconsume_times=1
+        server.namesrv_address, group="g-dead", subscribe={"hopeless": "*"}, max_reconsume_times=1
     )
     async with member, asyncio.timeout(WAIT_S):
         await member.retry_later(await member.receive())
         again = await member.receive()
         assert again.reconsume_times == 1
         await member.retry_later(again)
-        await send(served, "hopeless", b"y")
+        await send(server, "hopeless", b"y")
         assert (await member.receive()).body == b"y"
-    async with PullConsumer(served.namesrv_address, group="operator") as pull_consumer:
+    async with PullConsumer(server.namesrv_address, group="operator") as pull_consumer:
         (queue,) = await pull_consumer.queues("%DLQ%g-dead")
         pulled = await pull_consumer.pull(queue, 0)
         assert [message.body for message in pulled.messages] == [b"x"]
 
 
 async def test_two_members_divide_the_queues_and_the_last_one_gets_all(
-    served: Broker, monkeypatch: pytest.MonkeyPatch
+    server: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They rebalance when the broker reports a change, not only at the next interval."""
     monkeypatch.setattr(rebalance_module, "REBALANCE_INTERVAL_S", 10 * WAIT_S)
-    await send(served, "shared", b"first")
-    async with subscriber(served, "g-shared", shared="*") as first:
+    await send(server, "shared", b"first")
+    async with subscriber(server, "g-shared", shared="*") as first:
         assert await receive(first, 1) == [b"first"]
         await wait_until_async(
             lambda: len(first.assigned_queues) == 5
         )  # four and that of the retry topic
         all_queues = set(first.assigned_queues)
-        async with subscriber(served, "g-shared", shared="*") as second:
+        async with subscriber(server, "g-shared", shared="*") as second:
             await wait_until_async(
                 lambda: not set(first.assigned_queues) & set(second.assigned_queues)
             )
@@ -142,10 +142,10 @@ async def test_two_members_divide_the_queues_and_the_last_one_gets_all(
         await wait_until_async(lambda: set(first.assigned_queues) == all_queues)
 
 
-async def test_three_members_get_each_message_once(served: Broker) -> None:
-    await send(served, "trio", b"first")
+async def test_three_members_get_each_message_once(server: Broker) -> None:
+    await send(server, "trio", b"first")
     seen: list[bytes] = []
-    trio = [Consumer(served.namesrv_address, group="g-trio", concurrency=3) for _ in range(3)]
+    trio = [Consumer(server.namesrv_address, group="g-trio", concurrency=3) for _ in range(3)]
 
     async def handle(message: ReceivedMessage) -> None:
         seen.append(message.body)
@@ -159,7 +159,7 @@ async def test_three_members_get_each_message_once(served: Broker) -> None:
         return sorted(len(queues_of_topic(member.assigned_queues, "trio")) for member in trio)
 
     await wait_until_async(lambda: shares() == [1, 1, 2] and seen == [b"first"])
-    await send(served, "trio", *numbered_bodies(200))
+    await send(server, "trio", *numbered_bodies(200))
     await wait_until_async(lambda: len(seen) >= 201)
     for member in trio:  # the other members take over its queues, without a second delivery
         await member.close()
@@ -167,14 +167,14 @@ async def test_three_members_get_each_message_once(served: Broker) -> None:
     assert sorted(seen) == [*numbered_bodies(200), b"first"]
 
 
-async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served: Broker) -> None:
+async def test_after_a_rebalance_only_unacknowledged_messages_come_again(server: Broker) -> None:
     bodies = numbered_bodies(40)
-    await send(served, "moved", *bodies)
+    await send(server, "moved", *bodies)
     seen: list[bytes] = []
-    async with subscriber(served, "g-moved", moved="*") as first:
+    async with subscriber(server, "g-moved", moved="*") as first:
         seen += await receive(first, 20)
         in_flight_body = seen[-1]  # the next receive() would acknowledge it
-        async with subscriber(served, "g-moved", moved="*") as second:
+        async with subscriber(server, "g-moved", moved="*") as second:
             await wait_until_async(
                 lambda: not set(first.assigned_queues) & set(second.assigned_queues)
             )
@@ -185,7 +185,7 @@ async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served:
 
             tasks = [asyncio.create_task(consume_all(member)) for member in (first, second)]
             await wait_until_async(lambda: set(seen) == set(bodies))
-            await send(served, "moved", b"last")
+            await send(server, "moved", b"last")
             await wait_until_async(lambda: b"last" in seen)
             for task in tasks:
                 task.cancel()
@@ -194,25 +194,25 @@ async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served:
     assert duplicates <= {in_flight_body}
 
 
-async def test_a_running_consumer_discovers_a_new_topic(served: Broker) -> None:
+async def test_a_running_consumer_discovers_a_new_topic(server: Broker) -> None:
     member = Consumer(
-        served.namesrv_address, group="g-early", subscribe={"created-later": "*"}, start="latest"
+        server.namesrv_address, group="g-early", subscribe={"created-later": "*"}, start="latest"
     )
     async with member:
-        await send(served, "created-later", b"first")
+        await send(server, "created-later", b"first")
         assert await receive(member, 1) == [b"first"]
 
 
-async def test_a_new_group_starts_at_the_given_position(served: Broker) -> None:
-    if getattr(served, "version", "") == "4.9.7":
+async def test_a_new_group_starts_at_the_given_position(server: Broker) -> None:
+    if getattr(server, "version", "") == "4.9.7":
         pytest.skip("4.x starts a young queue at 0 in any case: docs/compatibility.md")
-    await send(served, "since", *numbered_bodies(4, "old"))
+    await send(server, "since", *numbered_bodies(4, "old"))
     await asyncio.sleep(0.1)  # only time separates the messages: stored times are compared in ms
     moment = datetime.now(tz=UTC)
-    await send(served, "since", b"new")
+    await send(server, "since", b"new")
 
     async def received(group: str, start: ConsumeFrom, newest: bytes) -> list[bytes]:
-        member = Consumer(served.namesrv_address, group=group, start=start)
+        member = Consumer(server.namesrv_address, group=group, start=start)
         seen: list[bytes] = []
 
         @member.on("since")
@@ -229,8 +229,8 @@ async def test_a_new_group_starts_at_the_given_position(served: Broker) -> None:
                 for fetcher in member._rebalancer.fetchers.values()
             )
         )
-        await send(served, "since", newest)
-        await wait_until_caught_up(served, member, "since")
+        await send(server, "since", newest)
+        await wait_until_caught_up(server, member, "since")
         await member.close()
         await running
         return sorted(seen)
@@ -240,17 +240,17 @@ async def test_a_new_group_starts_at_the_given_position(served: Broker) -> None:
     assert len(await received("g-since-all", "earliest", b"z")) == 8
 
 
-async def test_a_handler_that_never_returns_holds_up_no_other_queue(served: Broker) -> None:
+async def test_a_handler_that_never_returns_holds_up_no_other_queue(server: Broker) -> None:
     """The committed offset of its own queue stays before the message."""
-    await send(served, "stuck", b"first")
-    async with PullConsumer(served.namesrv_address, group="g-stuck") as pull_consumer:
+    await send(server, "stuck", b"first")
+    async with PullConsumer(server.namesrv_address, group="g-stuck") as pull_consumer:
         queues = await pull_consumer.queues("stuck")
         for queue in queues:
             await pull_consumer.commit(queue, await pull_consumer.latest_offset(queue))
-        await send_to(served, "stuck", 0, b"blocks", *numbered_bodies(5, "a"))
-        await send_to(served, "stuck", 1, *numbered_bodies(5, "b"))
+        await send_to(server, "stuck", 0, b"blocks", *numbered_bodies(5, "a"))
+        await send_to(server, "stuck", 1, *numbered_bodies(5, "b"))
         member = Consumer(
-            served.namesrv_address, group="g-stuck", concurrency=2, shutdown_timeout_s=0.1
+            server.namesrv_address, group="g-stuck", concurrency=2, shutdown_timeout_s=0.1
         )
         seen: list[bytes] = []
         never = asyncio.Event()
@@ -274,11 +274,11 @@ async def test_a_handler_that_never_returns_holds_up_no_other_queue(served: Brok
         )
 
 
-async def test_no_more_messages_are_pulled_than_the_limits_allow(served: Broker) -> None:
+async def test_no_more_messages_are_pulled_than_the_limits_allow(server: Broker) -> None:
     bodies = numbered_bodies(200)
-    await send(served, "crowd", *bodies)
+    await send(server, "crowd", *bodies)
     member = Consumer(
-        served.namesrv_address,
+        server.namesrv_address,
         group="g-crowd",
         subscribe={"crowd": "*"},
         limits=ConsumerLimits(per_queue=10, total=20),
@@ -296,12 +296,12 @@ async def test_no_more_messages_are_pulled_than_the_limits_allow(served: Broker)
         assert limiter.message_count <= limit
 
 
-async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
-    await send(served, "cards", b"first")
+async def test_queues_can_be_assigned_in_turn(server: Broker) -> None:
+    await send(server, "cards", b"first")
 
     def new_member() -> Consumer:
         return Consumer(
-            served.namesrv_address,
+            server.namesrv_address,
             group="g-cards",
             subscribe={"cards": "*"},
             assignment=average_by_circle,
@@ -322,11 +322,11 @@ async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
         assert ids == [[0, 2], [1, 3]]
 
 
-async def test_a_consumer_sees_only_its_namespace(served: Broker) -> None:
-    await send(served, "spaced", b"outside")
-    await send(served, "ns%spaced", b"inside")
+async def test_a_consumer_sees_only_its_namespace(server: Broker) -> None:
+    await send(server, "spaced", b"outside")
+    await send(server, "ns%spaced", b"inside")
     member = Consumer(
-        served.namesrv_address, group="g-ns", subscribe={"spaced": "*"}, namespace="ns"
+        server.namesrv_address, group="g-ns", subscribe={"spaced": "*"}, namespace="ns"
     )
     async with member, asyncio.timeout(WAIT_S):
         message = await member.receive()
@@ -346,8 +346,8 @@ async def test_a_consumer_sees_only_its_namespace(served: Broker) -> None:
         {"offsets_file": "x"},
     ],
 )
-async def test_invalid_arguments_are_refused(served: Broker, options: dict[str, object]) -> None:
+async def test_invalid_arguments_are_refused(server: Broker, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        Consumer(served.namesrv_address, group="g", **options)  # type: ignore[arg-type]
+        Consumer(server.namesrv_address, group="g", **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidSubscription):
-        Consumer(served.namesrv_address, group="g", subscribe={"t": 3})  # type: ignore[dict-item]
+        Consumer(server.namesrv_address, group="g", subscribe={"t": 3})  # type: ignore[dict-item]

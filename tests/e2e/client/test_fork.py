@@ -28,10 +28,10 @@ CHILDREN = 3
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Server(tmp_path_factory.mktemp("fork"), conf=conf) as served:
-        yield served
+    with Server(tmp_path_factory.mktemp("fork"), conf=conf) as server:
+        yield server
 
 
 def run_in_child(function: Callable[[], object]) -> int:
@@ -47,14 +47,14 @@ def run_in_child(function: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def receive(served: Server, topic: str, count: int) -> list[bytes]:
+def receive(server: Server, topic: str, count: int) -> list[bytes]:
     """Return the sorted bodies of the first messages of a topic."""
-    with Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
+    with Consumer(server.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
         return sorted(message.body for _, message in zip(range(count), consumer, strict=False))
 
 
-def test_a_child_can_send_with_its_parents_producer(served: Server) -> None:
-    with Producer(served.namesrv_address, group="p") as producer:
+def test_a_child_can_send_with_its_parents_producer(server: Server) -> None:
+    with Producer(server.namesrv_address, group="p") as producer:
         producer.send(Message("forked", b"parent before"))
         for number in range(CHILDREN):
             assert run_in_child(partial(producer.send, Message("forked", b"%d" % number))) == 0
@@ -62,11 +62,11 @@ def test_a_child_can_send_with_its_parents_producer(served: Server) -> None:
     expected = [b"parent before"]
     expected += [b"%d" % n for n in range(CHILDREN)]
     expected += [b"parent after %d" % n for n in range(CHILDREN)]
-    assert receive(served, "forked", len(expected)) == sorted(expected)
+    assert receive(server, "forked", len(expected)) == sorted(expected)
 
 
-def test_children_of_multiprocessing_each_have_their_own_connection(served: Server) -> None:
-    with Producer(served.namesrv_address, group="p") as producer:
+def test_children_of_multiprocessing_each_have_their_own_connection(server: Server) -> None:
+    with Producer(server.namesrv_address, group="p") as producer:
         producer.send(Message("pooled", b"parent"))
         context = multiprocessing.get_context("fork")
         children = [
@@ -78,12 +78,12 @@ def test_children_of_multiprocessing_each_have_their_own_connection(served: Serv
         for child in children:
             child.join(60)
         assert [child.exitcode for child in children] == [0] * CHILDREN
-    assert receive(served, "pooled", CHILDREN + 1) == [b"0", b"1", b"2", b"parent"]
+    assert receive(server, "pooled", CHILDREN + 1) == [b"0", b"1", b"2", b"parent"]
 
 
-def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Server) -> None:
+def test_a_fork_while_other_threads_send_leaves_no_lock_behind(server: Server) -> None:
     stopped = threading.Event()
-    with Producer(served.namesrv_address, group="p") as producer:
+    with Producer(server.namesrv_address, group="p") as producer:
 
         def send_until_stopped() -> None:
             while not stopped.is_set():
@@ -97,12 +97,12 @@ def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Server) -
         for thread in threads:
             thread.join()
     assert codes == [0] * 6
-    assert receive(served, "busy-child", 6) == [b"c"] * 6
+    assert receive(server, "busy-child", 6) == [b"c"] * 6
 
 
-def test_a_child_answers_checks_of_its_own_open_transactions(served: Server) -> None:
+def test_a_child_answers_checks_of_its_own_open_transactions(server: Server) -> None:
     """The child's own client registers the checkers of the parent."""
-    with Producer(served.namesrv_address, group="forked-checks") as producer:
+    with Producer(server.namesrv_address, group="forked-checks") as producer:
 
         @producer.checker("left-open")
         def commit(message: ReceivedMessage) -> Verdict:
@@ -114,7 +114,7 @@ def test_a_child_answers_checks_of_its_own_open_transactions(served: Server) -> 
             tx = producer.transaction(Message("left-open", b"from the child"))
             tx.__enter__()
             with Consumer(
-                served.namesrv_address, group="child", subscribe={"left-open": "*"}
+                server.namesrv_address, group="child", subscribe={"left-open": "*"}
             ) as consumer:
                 while consumer.receive().body != b"from the child":
                     pass
@@ -123,7 +123,7 @@ def test_a_child_answers_checks_of_its_own_open_transactions(served: Server) -> 
 
 
 def test_a_child_answers_checks_although_the_threads_of_the_executor_are_gone(
-    served: Server,
+    server: Server,
 ) -> None:
     def commit(message: ReceivedMessage) -> Verdict:
         return Verdict.COMMIT
@@ -131,22 +131,22 @@ def test_a_child_answers_checks_although_the_threads_of_the_executor_are_gone(
     topic = "executor-of-the-parent"
     with (
         ThreadPoolExecutor(1) as executor,
-        Producer(served.namesrv_address, group=topic, check_executor=executor) as producer,
+        Producer(server.namesrv_address, group=topic, check_executor=executor) as producer,
     ):
         producer.checker(topic)(commit)
         executor.submit(os.getpid).result()  # its only thread runs now, in this process
 
         def leave_open() -> None:
             producer.transaction(Message(topic, b"from the child")).__enter__()
-            assert receive(served, topic, 1) == [b"from the child"]
+            assert receive(server, topic, 1) == [b"from the child"]
             assert producer.check_counts.committed == 1
 
         assert run_in_child(leave_open) == 0
 
 
-def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Server) -> None:
+def test_a_transaction_of_the_parent_is_not_ended_by_a_child(server: Server) -> None:
     with (
-        Producer(served.namesrv_address, group="p") as producer,
+        Producer(server.namesrv_address, group="p") as producer,
         producer.transaction(Message("parents", b"x")) as tx,
     ):
 
@@ -157,11 +157,11 @@ def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Server) -> 
         assert run_in_child(use_in_child) == 0
     assert tx.outcome is not None
     assert tx.outcome.acknowledged
-    assert receive(served, "parents", 1) == [b"x"]
+    assert receive(server, "parents", 1) == [b"x"]
 
 
-async def test_an_asyncio_client_of_another_process_is_refused(served: Server) -> None:
-    async with AsyncProducer(served.namesrv_address, group="p") as producer:
+async def test_an_asyncio_client_of_another_process_is_refused(server: Server) -> None:
+    async with AsyncProducer(server.namesrv_address, group="p") as producer:
         await producer.send(Message("awaited", b"parent"))
 
         def use_in_child() -> None:

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("lite"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Server(tmp_path_factory.mktemp("lite"), conf=CONF) as server:
+        yield server
 
 
 async def poll(lite: LiteConsumer, count: int) -> list[bytes]:
@@ -40,24 +40,24 @@ async def poll(lite: LiteConsumer, count: int) -> list[bytes]:
 
 
 async def test_polled_messages_are_committed_and_the_next_consumer_continues(
-    served: Broker,
+    server: Broker,
 ) -> None:
-    await send(served, "polled", *numbered_bodies(10))
+    await send(server, "polled", *numbered_bodies(10))
     subscribe = {"polled": "*"}
-    async with LiteConsumer(served.namesrv_address, group="g-l", subscribe=subscribe) as lite:
+    async with LiteConsumer(server.namesrv_address, group="g-l", subscribe=subscribe) as lite:
         assert sorted(await poll(lite, 10)) == numbered_bodies(10)
         assert await lite.poll(0.05) == []
-    await send(served, "polled", b"more")
-    async with LiteConsumer(served.namesrv_address, group="g-l", subscribe=subscribe) as lite:
+    await send(server, "polled", b"more")
+    async with LiteConsumer(server.namesrv_address, group="g-l", subscribe=subscribe) as lite:
         assert await poll(lite, 1) == [b"more"]
 
 
-async def test_without_auto_commit_only_commit_stores_offsets(served: Broker) -> None:
-    await send(served, "manual", *numbered_bodies(6))
+async def test_without_auto_commit_only_commit_stores_offsets(server: Broker) -> None:
+    await send(server, "manual", *numbered_bodies(6))
 
     def lite() -> LiteConsumer:
         return LiteConsumer(
-            served.namesrv_address, group="g-m", subscribe={"manual": "*"}, auto_commit=False
+            server.namesrv_address, group="g-m", subscribe={"manual": "*"}, auto_commit=False
         )
 
     async with lite() as first:
@@ -67,18 +67,18 @@ async def test_without_auto_commit_only_commit_stores_offsets(served: Broker) ->
         await second.commit()
         offsets = [await second.committed(queue) for queue in second.assigned_queues]
         assert sum(offset or 0 for offset in offsets) == 6
-    await send(served, "manual", b"more")
+    await send(server, "manual", b"more")
     async with lite() as third:
         assert await poll(third, 1) == [b"more"]
 
 
-async def test_assigned_queues_can_be_read_from_any_offset_and_paused(served: Broker) -> None:
-    await send(served, "seeked", b"first")
-    await send_to(served, "seeked", 1, *numbered_bodies(3, "old"))
+async def test_assigned_queues_can_be_read_from_any_offset_and_paused(server: Broker) -> None:
+    await send(server, "seeked", b"first")
+    await send_to(server, "seeked", 1, *numbered_bodies(3, "old"))
     await asyncio.sleep(0.05)  # only time separates the messages: stored times are compared in ms
     moment = datetime.now(tz=UTC)
-    await send_to(served, "seeked", 1, *numbered_bodies(3, "new"))
-    async with LiteConsumer(served.namesrv_address, group="g-s", auto_commit=False) as lite:
+    await send_to(server, "seeked", 1, *numbered_bodies(3, "new"))
+    async with LiteConsumer(server.namesrv_address, group="g-s", auto_commit=False) as lite:
         queue, other = (await lite.queues("seeked"))[1:3]
         await lite.assign([queue])
         assert lite.assigned_queues == [queue]
@@ -94,7 +94,7 @@ async def test_assigned_queues_can_be_read_from_any_offset_and_paused(served: Br
         assert (await poll(lite, 3))[-3:] == numbered_bodies(3, "new")
         await lite.seek_to_end(queue)
         lite.pause(queue)
-        await send_to(served, "seeked", 1, b"last")
+        await send_to(server, "seeked", 1, b"last")
         assert await lite.poll(0.3) == []  # only time can show that nothing arrives
         lite.resume(queue)
         assert await poll(lite, 1) == [b"last"]
@@ -106,12 +106,12 @@ async def test_assigned_queues_can_be_read_from_any_offset_and_paused(served: Br
             await lite.seek(other, -1)
 
 
-async def test_lite_consumers_divide_the_queues(served: Broker) -> None:
-    await send(served, "halved", b"first")
+async def test_lite_consumers_divide_the_queues(server: Broker) -> None:
+    await send(server, "halved", b"first")
 
     def lite() -> LiteConsumer:
         subscribe = {"halved": "*"}
-        return LiteConsumer(served.namesrv_address, group="g-h", subscribe=subscribe)
+        return LiteConsumer(server.namesrv_address, group="g-h", subscribe=subscribe)
 
     async with lite() as first, lite() as second:
         await wait_until_async(
@@ -124,10 +124,10 @@ async def test_lite_consumers_divide_the_queues(served: Broker) -> None:
             await first.assign(second.assigned_queues)
 
 
-async def test_queues_are_pulled_by_hand(served: Broker) -> None:
-    await send(served, "pulled", b"first")
-    await send_to(served, "pulled", 2, *numbered_bodies(40))
-    async with PullConsumer(served.namesrv_address, group="g-d") as pull_consumer:
+async def test_queues_are_pulled_by_hand(server: Broker) -> None:
+    await send(server, "pulled", b"first")
+    await send_to(server, "pulled", 2, *numbered_bodies(40))
+    async with PullConsumer(server.namesrv_address, group="g-d") as pull_consumer:
         queue = (await pull_consumer.queues("pulled"))[2]
         assert not await pull_consumer.committed(queue)
         begin = await pull_consumer.latest_offset(queue) - 40
@@ -139,7 +139,7 @@ async def test_queues_are_pulled_by_hand(served: Broker) -> None:
         end = await pull_consumer.latest_offset(queue)
         assert (await pull_consumer.pull(queue, end)).messages == []
         waiting = asyncio.create_task(pull_consumer.pull(queue, end, wait_s=10))
-        await send_to(served, "pulled", 2, b"late")
+        await send_to(server, "pulled", 2, b"late")
         assert [message.body for message in (await waiting).messages] == [b"late"]
         assert await pull_consumer.offset_at_time(queue, datetime.fromtimestamp(0, tz=UTC)) == 0
         assert len(await pull_consumer.assigned_queues("pulled")) == 4
@@ -147,9 +147,9 @@ async def test_queues_are_pulled_by_hand(served: Broker) -> None:
             await pull_consumer.queues("nowhere")
 
 
-def test_blocking_consumers_poll_pull_and_commit(served: Broker) -> None:
-    address = served.namesrv_address
-    asyncio.run(send(served, "plain", *numbered_bodies(4)))
+def test_blocking_consumers_poll_pull_and_commit(server: Broker) -> None:
+    address = server.namesrv_address
+    asyncio.run(send(server, "plain", *numbered_bodies(4)))
     with blocking.LiteConsumer(address, group="g-p", subscribe={"plain": "*"}) as lite:
         received: list[bytes] = []
         while len(received) < 4:

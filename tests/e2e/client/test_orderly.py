@@ -19,19 +19,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("orderly"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Server(tmp_path_factory.mktemp("orderly"), conf=CONF) as server:
+        yield server
 
 
-def orderly(served: Broker, group: str, **options: object) -> Consumer:
-    return Consumer(served.namesrv_address, group=group, orderly=True, suspend_s=0.1, **options)  # type: ignore[arg-type]
+def orderly(server: Broker, group: str, **options: object) -> Consumer:
+    return Consumer(server.namesrv_address, group=group, orderly=True, suspend_s=0.1, **options)  # type: ignore[arg-type]
 
 
-async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -> None:
+async def test_a_queue_stays_in_order_although_a_message_fails(server: Broker) -> None:
     for key in "xyz":
-        await send(served, "steps", *numbered_bodies(8, key), sharding_key=key)
-    consumer = orderly(served, "g-steps")
+        await send(server, "steps", *numbered_bodies(8, key), sharding_key=key)
+    consumer = orderly(server, "g-steps")
     seen: list[bytes] = []
     failed: list[int] = []
     busy: set[int] = set()
@@ -58,9 +58,9 @@ async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -
         assert len(bodies) == 8
 
 
-async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: Broker) -> None:
-    await send(served, "barred", *numbered_bodies(3), sharding_key="k")
-    consumer = orderly(served, "g-barred", max_reconsume_times=2)
+async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(server: Broker) -> None:
+    await send(server, "barred", *numbered_bodies(3), sharding_key="k")
+    consumer = orderly(server, "g-barred", max_reconsume_times=2)
     seen: list[tuple[bytes, int]] = []
 
     @consumer.on("barred")
@@ -74,20 +74,20 @@ async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: 
     await consumer.close()
     await running
     assert seen == [(b"000", 0), (b"001", 0), (b"001", 1), (b"001", 2), (b"002", 0)]
-    async with PullConsumer(served.namesrv_address, group="operator") as pull_consumer:
+    async with PullConsumer(server.namesrv_address, group="operator") as pull_consumer:
         (queue,) = await pull_consumer.queues("%DLQ%g-barred")
         assert [message.body for message in (await pull_consumer.pull(queue, 0)).messages] == [
             b"001"
         ]
 
 
-async def test_a_second_member_continues_where_the_first_one_stopped(served: Broker) -> None:
-    await send(served, "handed", *numbered_bodies(6), sharding_key="k")
+async def test_a_second_member_continues_where_the_first_one_stopped(server: Broker) -> None:
+    await send(server, "handed", *numbered_bodies(6), sharding_key="k")
     subscribe = {"handed": "*"}
-    async with orderly(served, "g-handed", subscribe=subscribe) as first:
+    async with orderly(server, "g-handed", subscribe=subscribe) as first:
         async with asyncio.timeout(WAIT_S):
             seen = [(await first.receive()).body for _ in range(3)]
-        second = orderly(served, "g-handed", subscribe=subscribe)
+        second = orderly(server, "g-handed", subscribe=subscribe)
         async with second:
             # A delivered message keeps its queue locked until it is done.
             await wait_until_async(lambda: len(first.assigned_queues) < 5)
@@ -114,18 +114,18 @@ async def test_a_second_member_continues_where_the_first_one_stopped(served: Bro
 
 
 async def test_a_queue_locked_by_another_member_is_released(
-    served: Broker, monkeypatch: pytest.MonkeyPatch
+    server: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This happens after a long pause of the process, when its locks have expired."""
     monkeypatch.setattr(rebalance_module, "LOCK_INTERVAL_S", 0.2)
-    await send(served, "stolen", b"x")
-    async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as member:
+    await send(server, "stolen", b"x")
+    async with orderly(server, "g-stolen", subscribe={"stolen": "*"}) as member:
         await wait_until_async(lambda: len(queues_of_topic(member.assigned_queues, "stolen")) == 4)
         queue = next(queue for queue in member.assigned_queues if queue.topic == "stolen")
         # Private: the state of a member has no public view.
         heartbeat = member._rebalancer.heartbeat
         other = ConsumerHeartbeat(
-            served.namesrv_address,
+            server.namesrv_address,
             lambda connection, request: None,
             group="g-stolen",
             client_id="other",
@@ -145,10 +145,10 @@ async def test_a_queue_locked_by_another_member_is_released(
 
 
 async def test_a_message_that_fails_while_its_queue_is_released_goes_to_the_next_owner(
-    served: Broker,
+    server: Broker,
 ) -> None:
-    await send(served, "refused", *numbered_bodies(3), sharding_key="k")
-    first = orderly(served, "g-refused")
+    await send(server, "refused", *numbered_bodies(3), sharding_key="k")
+    first = orderly(server, "g-refused")
     handler_started = asyncio.Event()
     may_fail = asyncio.Event()
 
@@ -164,5 +164,5 @@ async def test_a_message_that_fails_while_its_queue_is_released_goes_to_the_next
         first.stop()
         may_fail.set()
         await running
-        async with orderly(served, "g-refused", subscribe={"refused": "*"}) as second:
+        async with orderly(server, "g-refused", subscribe={"refused": "*"}) as second:
             assert [(await second.receive()).body for _ in range(3)] == numbered_bodies(3)

@@ -25,23 +25,23 @@ CONF = {"transactionTimeOut": 1000, "transactionCheckInterval": 500}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("client"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("client"), conf=CONF) as server:
+        yield server
 
 
-def bodies(served: Server, topic: str) -> list[bytes]:
-    with served.client() as reader:
+def bodies(server: Server, topic: str) -> list[bytes]:
+    with server.client() as reader:
         return [record.body for queue in range(4) for record in reader.pull_all(topic, queue)]
 
 
-async def test_a_message_is_received_as_it_was_sent(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_a_message_is_received_as_it_was_sent(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         result = await producer.send(
             Message("audit", b"hello", keys=["k1", "k2"], tags="created", properties={"a": "b"})
         )
     assert result.status is SendStatus.SEND_OK
-    with served.client() as reader:
+    with server.client() as reader:
         [record] = reader.pull_all("audit", result.queue.queue_id)
     assert record.body == b"hello"
     assert record.properties["KEYS"] == "k1 k2"
@@ -49,39 +49,39 @@ async def test_a_message_is_received_as_it_was_sent(served: Server) -> None:
     assert record.properties["UNIQ_KEY"] == result.message_id
 
 
-async def test_messages_with_one_sharding_key_go_to_one_queue(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_messages_with_one_sharding_key_go_to_one_queue(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         results = [
             await producer.send(Message("sharded", b"%d" % n, sharding_key="customer-7"))
             for n in range(8)
         ]
     assert len({result.queue.queue_id for result in results}) == 1
-    assert bodies(served, "sharded") == [b"%d" % n for n in range(8)]
+    assert bodies(server, "sharded") == [b"%d" % n for n in range(8)]
 
 
-async def test_leaving_the_block_commits_all_messages(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_leaving_the_block_commits_all_messages(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("orders", b"o-1")) as tx:
             await tx.send(Message("stock", b"o-1"))
-            assert bodies(served, "orders") == bodies(served, "stock") == []
+            assert bodies(server, "orders") == bodies(server, "stock") == []
         assert tx.outcome is not None
         assert (tx.outcome.state, tx.outcome.acknowledged) == ("committed", True)
-    assert bodies(served, "orders") == bodies(served, "stock") == [b"o-1"]
+    assert bodies(server, "orders") == bodies(server, "stock") == [b"o-1"]
 
 
-async def test_rollback_is_not_raised_outside_the_block(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_rollback_is_not_raised_outside_the_block(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("rolled", b"no")) as tx:
             raise Rollback
         assert tx.outcome is not None
         assert tx.outcome.state == "rolled_back"
         with pytest.raises(TransactionConflict):
             await tx.send(Message("rolled", b"too late"))
-    assert bodies(served, "rolled") == []
+    assert bodies(server, "rolled") == []
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "function"])
-async def test_after_any_other_exception_the_checker_decides(served: Server, kind: str) -> None:
+async def test_after_any_other_exception_the_checker_decides(server: Server, kind: str) -> None:
     topic = f"checked-{kind}"
     checked: list[ReceivedMessage] = []
 
@@ -95,22 +95,22 @@ async def test_after_any_other_exception_the_checker_decides(served: Server, kin
     async def check_async(message: ReceivedMessage) -> Verdict | None:
         return check(message)
 
-    async with Producer(served.namesrv_address, group=f"g-{kind}") as producer:
+    async with Producer(server.namesrv_address, group=f"g-{kind}") as producer:
         producer.checker(topic)(check_async if kind == "coroutine" else check)
         with pytest.raises(ZeroDivisionError):
             async with producer.transaction(Message(topic, b"maybe", keys="k")) as tx:
                 raise ZeroDivisionError
         assert tx.outcome is not None
         assert tx.outcome.state == "open"
-        await wait_until_async(lambda: bodies(served, topic) == [b"maybe"])
+        await wait_until_async(lambda: bodies(server, topic) == [b"maybe"])
     assert {message.transaction_id for message in checked} == {tx.id}
     assert {(message.topic, message.body, message.keys) for message in checked} == {
         (topic, b"maybe", "k")
     }
 
 
-async def test_on_error_is_the_verdict_after_an_exception(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_on_error_is_the_verdict_after_an_exception(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         with pytest.raises(ZeroDivisionError):
             async with producer.transaction(
                 Message("certain", b"x"), on_error=Verdict.ROLLBACK
@@ -120,8 +120,8 @@ async def test_on_error_is_the_verdict_after_an_exception(served: Server) -> Non
         assert (tx.outcome.state, tx.outcome.acknowledged) == ("rolled_back", True)
 
 
-async def test_a_transaction_decided_otherwise_raises_transaction_conflict(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_a_transaction_decided_otherwise_raises_transaction_conflict(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         with pytest.raises(TransactionConflict):  # noqa: PT012
             async with producer.transaction(Message("contradicted", b"x")) as tx:
                 [half] = tx.halves
@@ -130,11 +130,11 @@ async def test_a_transaction_decided_otherwise_raises_transaction_conflict(serve
                 # Private: the request goes past the public API.
                 connection = await producer._connect(half.queue, False)
                 await connection.call_checked(37, fields, timeout_s=3)
-    assert bodies(served, "contradicted") == []
+    assert bodies(server, "contradicted") == []
 
 
-async def test_errors_tell_whether_to_retry(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p", retries=0) as producer:
+async def test_errors_tell_whether_to_retry(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p", retries=0) as producer:
         with pytest.raises(RequestRefused) as refused:
             await producer.send(Message("audit", b"x", properties={"long": "x" * 40_000}))
         assert not refused.value.may_have_happened
@@ -146,14 +146,14 @@ async def test_errors_tell_whether_to_retry(served: Server) -> None:
 
 
 async def test_a_restarted_broker_is_used_again(tmp_path: Path) -> None:
-    with Server(tmp_path, conf={**CONF, "flushDiskType": "SYNC_FLUSH"}) as served:
-        async with Producer(served.namesrv_address, group="p", timeout_s=2) as producer:
+    with Server(tmp_path, conf={**CONF, "flushDiskType": "SYNC_FLUSH"}) as server:
+        async with Producer(server.namesrv_address, group="p", timeout_s=2) as producer:
             await producer.send(Message("survivor", b"before"))
-            await asyncio.to_thread(served.kill)
+            await asyncio.to_thread(server.kill)
             with pytest.raises(EscrowError):
                 await producer.send(Message("survivor", b"broker is down"))
-            await asyncio.to_thread(served.start)
+            await asyncio.to_thread(server.start)
             await producer.send(Message("survivor", b"after"))
             async with producer.transaction(Message("survivor", b"in a transaction")):
                 pass
-        assert sorted(bodies(served, "survivor")) == [b"after", b"before", b"in a transaction"]
+        assert sorted(bodies(server, "survivor")) == [b"after", b"before", b"in a transaction"]

@@ -23,14 +23,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("push"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Server(tmp_path_factory.mktemp("push"), conf=CONF) as server:
+        yield server
 
 
-async def unacknowledged_count(served: Broker, group: str, topic: str) -> int:
+async def unacknowledged_count(server: Broker, group: str, topic: str) -> int:
     """Return how many messages of a topic the group has not acknowledged."""
-    async with PullConsumer(served.namesrv_address, group=group) as pull_consumer:
+    async with PullConsumer(server.namesrv_address, group=group) as pull_consumer:
         return sum(
             [
                 await pull_consumer.latest_offset(queue)
@@ -41,13 +41,13 @@ async def unacknowledged_count(served: Broker, group: str, topic: str) -> int:
 
 
 async def test_functions_and_coroutines_get_the_messages_they_registered_for(
-    served: Broker,
+    server: Broker,
 ) -> None:
-    await send(served, "pushed", b"a", tags="a")
-    await send(served, "pushed", b"b", tags="b")
-    await send(served, "pushed", b"c", tags="c")
-    await send(served, "aside", b"d")
-    consumer = Consumer(served.namesrv_address, group="g-pushed")
+    await send(server, "pushed", b"a", tags="a")
+    await send(server, "pushed", b"b", tags="b")
+    await send(server, "pushed", b"c", tags="c")
+    await send(server, "aside", b"d")
+    consumer = Consumer(server.namesrv_address, group="g-pushed")
     seen: list[tuple[str, bytes]] = []
 
     @consumer.on("pushed", "a")
@@ -68,12 +68,12 @@ async def test_functions_and_coroutines_get_the_messages_they_registered_for(
     await consumer.close()
     await running
     assert sorted(seen) == [("aside", b"d"), ("loop", b"a"), ("thread", b"b")]
-    assert await unacknowledged_count(served, "g-pushed", "pushed") == 0
+    assert await unacknowledged_count(server, "g-pushed", "pushed") == 0
 
 
-async def test_a_handler_registered_later_widens_the_filter(served: Broker) -> None:
-    await send(served, "grown", b"first", tags="a")
-    consumer = Consumer(served.namesrv_address, group="g-grown")
+async def test_a_handler_registered_later_widens_the_filter(server: Broker) -> None:
+    await send(server, "grown", b"first", tags="a")
+    consumer = Consumer(server.namesrv_address, group="g-grown")
     seen: list[bytes] = []
 
     async def handle(message: ReceivedMessage) -> None:
@@ -87,16 +87,16 @@ async def test_a_handler_registered_later_widens_the_filter(served: Broker) -> N
     )  # four and that of the retry topic
     consumer.on("grown", "b")(handle)
     consumer.on("sprung")(handle)
-    await send(served, "grown", b"second", tags="b")
-    await send(served, "sprung", b"third")
+    await send(server, "grown", b"second", tags="b")
+    await send(server, "sprung", b"third")
     await wait_until_async(lambda: sorted(seen) == [b"first", b"second", b"third"])
     consumer.stop()
     await running
 
 
-async def test_no_more_handlers_run_than_concurrency_allows(served: Broker) -> None:
-    await send(served, "wide", *numbered_bodies(20))
-    consumer = Consumer(served.namesrv_address, group="g-wide", concurrency=4)
+async def test_no_more_handlers_run_than_concurrency_allows(server: Broker) -> None:
+    await send(server, "wide", *numbered_bodies(20))
+    consumer = Consumer(server.namesrv_address, group="g-wide", concurrency=4)
     running_count, most, done = 0, 0, 0
 
     @consumer.on("wide")
@@ -115,9 +115,9 @@ async def test_no_more_handlers_run_than_concurrency_allows(served: Broker) -> N
     assert most == 4
 
 
-async def test_a_message_comes_again_after_an_exception(served: Broker) -> None:
-    await send(served, "flaky", b"x")
-    consumer = Consumer(served.namesrv_address, group="g-flaky")
+async def test_a_message_comes_again_after_an_exception(server: Broker) -> None:
+    await send(server, "flaky", b"x")
+    consumer = Consumer(server.namesrv_address, group="g-flaky")
     times: list[int] = []
 
     @consumer.on("flaky")
@@ -132,9 +132,9 @@ async def test_a_message_comes_again_after_an_exception(served: Broker) -> None:
     assert times == [0, 1, 2]
 
 
-async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(served: Broker) -> None:
-    await send(served, "halted", *numbered_bodies(12))
-    consumer = Consumer(served.namesrv_address, group="g-halted", concurrency=3)
+async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(server: Broker) -> None:
+    await send(server, "halted", *numbered_bodies(12))
+    consumer = Consumer(server.namesrv_address, group="g-halted", concurrency=3)
     started: list[bytes] = []
     ended: list[bytes] = []
     may_end = asyncio.Event()
@@ -155,7 +155,7 @@ async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(serv
     await running
     assert sorted(started) == sorted(ended)
     assert len(ended) == 3
-    second = Consumer(served.namesrv_address, group="g-halted", subscribe={"halted": "*"})
+    second = Consumer(server.namesrv_address, group="g-halted", subscribe={"halted": "*"})
     async with second, asyncio.timeout(WAIT_S):
         remaining = {(await second.receive()).body for _ in range(9)}
     assert remaining | set(ended) == set(numbered_bodies(12))
@@ -197,12 +197,12 @@ print("left", flush=True)
 
 
 async def start_program(
-    program: str, served: Broker, directory: Path
+    program: str, server: Broker, directory: Path
 ) -> asyncio.subprocess.Process:
     path = directory / "program.py"
     path.write_text(program)
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, str(path), served.namesrv_address), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, str(path), server.namesrv_address), stdout=asyncio.subprocess.PIPE
     )
 
 
@@ -210,37 +210,37 @@ async def start_program(
     "program", [ASYNCIO_PROGRAM, BLOCKING_PROGRAM], ids=["asyncio", "blocking"]
 )
 async def test_a_signal_ends_the_process_after_the_running_handler(
-    served: Broker, program: str, tmp_path: Path
+    server: Broker, program: str, tmp_path: Path
 ) -> None:
-    await send(served, "signalled", b"x")
-    process = await start_program(program, served, tmp_path)
+    await send(server, "signalled", b"x")
+    process = await start_program(program, server, tmp_path)
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
         assert await process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGTERM)
         assert await process.stdout.read() == b"ended\nleft\n"
         assert await process.wait() == 0
-    assert await unacknowledged_count(served, "g-signal", "signalled") == 0
+    assert await unacknowledged_count(server, "g-signal", "signalled") == 0
 
 
-async def test_messages_of_a_killed_member_go_to_the_others(served: Broker, tmp_path: Path) -> None:
-    await send(served, "orphaned", b"x")
+async def test_messages_of_a_killed_member_go_to_the_others(server: Broker, tmp_path: Path) -> None:
+    await send(server, "orphaned", b"x")
     program = ASYNCIO_PROGRAM.replace("signalled", "orphaned").replace("g-signal", "g-orphaned")
     program = program.replace("sleep(1)", "sleep(1000)")
-    process = await start_program(program, served, tmp_path)
+    process = await start_program(program, server, tmp_path)
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
         assert await process.stdout.readline() == b"started\n"
-        member = Consumer(served.namesrv_address, group="g-orphaned", subscribe={"orphaned": "*"})
+        member = Consumer(server.namesrv_address, group="g-orphaned", subscribe={"orphaned": "*"})
         async with member:
             process.kill()
             await process.wait()
             assert (await member.receive()).body == b"x"
 
 
-async def test_a_message_that_the_broker_has_lost_is_sent_back_as_a_copy(served: Broker) -> None:
-    await send(served, "copied", b"x")
-    member = Consumer(served.namesrv_address, group="g-copied", subscribe={"copied": "*"})
+async def test_a_message_that_the_broker_has_lost_is_sent_back_as_a_copy(server: Broker) -> None:
+    await send(server, "copied", b"x")
+    member = Consumer(server.namesrv_address, group="g-copied", subscribe={"copied": "*"})
     async with member, asyncio.timeout(WAIT_S):
         message = await member.receive()
         # The private queue client, because only a wrong log offset makes the broker refuse.
@@ -258,31 +258,31 @@ async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
 ) -> None:
     """It cannot be sent back, so the same consumer handles it again, and then later messages."""
     monkeypatch.setattr(consumer_module, "REDELIVERY_DELAY_S", 0.1)
-    with Server(tmp_path, conf=CONF) as served:
-        await send(served, "outlived", b"x")
-        consumer = Consumer(served.namesrv_address, group="g-outlived")
+    with Server(tmp_path, conf=CONF) as server:
+        await send(server, "outlived", b"x")
+        consumer = Consumer(server.namesrv_address, group="g-outlived")
         seen: list[tuple[bytes, int]] = []
 
         @consumer.on("outlived")
         async def handle(message: ReceivedMessage) -> None:
             seen.append((message.body, message.reconsume_times))
             if len(seen) == 1:
-                await asyncio.to_thread(served.kill)
+                await asyncio.to_thread(server.kill)
                 raise OSError
 
         running = asyncio.create_task(consumer.run())
         await wait_until_async(lambda: len(seen) == 2)
-        await asyncio.to_thread(served.start)
-        await send(served, "outlived", b"y")
+        await asyncio.to_thread(server.start)
+        await send(server, "outlived", b"y")
         await wait_until_async(lambda: len(seen) == 3)
         await consumer.close()
         await running
         assert seen == [(b"x", 0), (b"x", 1), (b"y", 0)]
-        assert await unacknowledged_count(served, "g-outlived", "outlived") == 0
+        assert await unacknowledged_count(server, "g-outlived", "outlived") == 0
 
 
-async def test_invalid_handlers_are_refused(served: Broker) -> None:
-    consumer = Consumer(served.namesrv_address, group="g")
+async def test_invalid_handlers_are_refused(server: Broker) -> None:
+    consumer = Consumer(server.namesrv_address, group="g")
     with pytest.raises(LocalProtocolError, match="on\\(\\)"):
         await consumer.run()
     with pytest.raises(TypeError):
@@ -292,11 +292,11 @@ async def test_invalid_handlers_are_refused(served: Broker) -> None:
     await consumer.close()
 
 
-def test_a_blocking_consumer_runs_handlers_in_threads(served: Broker) -> None:
-    with blocking.Producer(served.namesrv_address, group="p") as producer:
+def test_a_blocking_consumer_runs_handlers_in_threads(server: Broker) -> None:
+    with blocking.Producer(server.namesrv_address, group="p") as producer:
         for body in numbered_bodies(3):
             producer.send(Message("blocked", body))
-    consumer = blocking.Consumer(served.namesrv_address, group="g-blocked", concurrency=2)
+    consumer = blocking.Consumer(server.namesrv_address, group="g-blocked", concurrency=2)
     seen: list[bytes] = []
 
     @consumer.on("blocked")

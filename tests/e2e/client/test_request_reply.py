@@ -22,16 +22,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("replies"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("replies"), conf=CONF) as server:
+        yield server
 
 
-async def test_each_request_gets_its_own_reply(served: Server) -> None:
+async def test_each_request_gets_its_own_reply(server: Server) -> None:
     async with (
-        Producer(served.namesrv_address, group="requesters") as producer,
-        Producer(served.namesrv_address, group="requesters") as other,
-        Consumer(served.namesrv_address, group="replies") as consumer,
+        Producer(server.namesrv_address, group="requesters") as producer,
+        Producer(server.namesrv_address, group="requesters") as other,
+        Consumer(server.namesrv_address, group="replies") as consumer,
     ):
 
         @consumer.on("requests")
@@ -51,8 +51,8 @@ async def test_each_request_gets_its_own_reply(served: Server) -> None:
     assert {reply.properties["a"] for reply in replies} == {"b"}
 
 
-async def test_a_large_request_in_a_namespace_is_replied_to(served: Server) -> None:
-    address, size = served.namesrv_address, 20_000
+async def test_a_large_request_in_a_namespace_is_replied_to(server: Server) -> None:
+    address, size = server.namesrv_address, 20_000
     async with (
         Producer(address, group="requesters", namespace="n") as producer,
         Consumer(address, group="large", subscribe={"large": "*"}, namespace="n") as consumer,
@@ -63,8 +63,8 @@ async def test_a_large_request_in_a_namespace_is_replied_to(served: Server) -> N
         assert (await requesting).body == b"x" * size
 
 
-async def test_a_missing_reply_raises_and_a_late_one_is_dropped(served: Server) -> None:
-    address = served.namesrv_address
+async def test_a_missing_reply_raises_and_a_late_one_is_dropped(server: Server) -> None:
+    address = server.namesrv_address
     async with (
         Producer(address, group="requesters") as producer,
         Consumer(address, group="late", subscribe={"late": "*"}) as consumer,
@@ -81,8 +81,8 @@ async def test_a_missing_reply_raises_and_a_late_one_is_dropped(served: Server) 
         assert producer._pending_replies._pending == {}
 
 
-async def test_only_a_request_in_flight_can_be_replied_to(served: Server) -> None:
-    address = served.namesrv_address
+async def test_only_a_request_in_flight_can_be_replied_to(server: Server) -> None:
+    address = server.namesrv_address
     async with (
         Producer(address, group="requesters") as producer,
         Consumer(address, group="wrong", subscribe={"wrong": "*"}) as consumer,
@@ -97,8 +97,8 @@ async def test_only_a_request_in_flight_can_be_replied_to(served: Server) -> Non
             await consumer.reply(first, b"x")
 
 
-def test_blocking_clients_request_and_reply(served: Server) -> None:
-    address = served.namesrv_address
+def test_blocking_clients_request_and_reply(server: Server) -> None:
+    address = server.namesrv_address
 
     with (
         blocking.Producer(address, group="requesters") as producer,
@@ -117,12 +117,12 @@ def test_blocking_clients_request_and_reply(served: Server) -> None:
 # --- traces --------------------------------------------------------------------------------------
 
 
-async def test_handlers_continue_the_trace_of_the_sender(served: Server) -> None:
+async def test_handlers_continue_the_trace_of_the_sender(server: Server) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     current_spans: dict[bytes, int] = {}  # the span id in the handler, by message body
-    consumer = Consumer(served.namesrv_address, group="traced", telemetry=provider)
+    consumer = Consumer(server.namesrv_address, group="traced", telemetry=provider)
 
     def record_span(message: ReceivedMessage) -> None:
         current_spans[message.body] = trace.get_current_span().get_span_context().span_id
@@ -137,7 +137,7 @@ async def test_handlers_continue_the_trace_of_the_sender(served: Server) -> None
         if not message.reconsume_times:
             raise ZeroDivisionError
 
-    async with Producer(served.namesrv_address, group="p", telemetry=provider) as producer:
+    async with Producer(server.namesrv_address, group="p", telemetry=provider) as producer:
         await producer.send(Message("traced", b"l", tags="loop"))
         await producer.send(Message("traced", b"t", tags="thread"))
     running = asyncio.create_task(consumer.run())

@@ -25,20 +25,20 @@ CONF = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("sending"), conf=CONF) as served:
-        yield served
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("sending"), conf=CONF) as server:
+        yield server
 
 
-def stored_records(served: Server, topic: str) -> list[Record]:
-    with served.client() as reader:
+def stored_records(server: Server, topic: str) -> list[Record]:
+    with server.client() as reader:
         return [record for queue in range(4) for record in reader.pull_all(topic, queue)]
 
 
-async def receive(served: Server, topic: str, count: int) -> list[ReceivedMessage]:
+async def receive(server: Server, topic: str, count: int) -> list[ReceivedMessage]:
     async with (
         asyncio.timeout(WAIT_S),
-        Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer,
+        Consumer(server.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer,
     ):
         return [await consumer.receive() for _ in range(count)]
 
@@ -46,14 +46,14 @@ async def receive(served: Server, topic: str, count: int) -> list[ReceivedMessag
 # --- batches -------------------------------------------------------------------------------------
 
 
-async def test_a_batch_is_stored_in_order_with_an_id_for_each(served: Server) -> None:
+async def test_a_batch_is_stored_in_order_with_an_id_for_each(server: Server) -> None:
     messages = [
         Message("batched", b"%d" % n, keys=f"k{n}", tags="x", properties={"n": str(n)}, flag=n)
         for n in range(50)
     ]
-    async with Producer(served.namesrv_address, group="p") as producer:
+    async with Producer(server.namesrv_address, group="p") as producer:
         results = await producer.send_batch(messages)
-    records = stored_records(served, "batched")
+    records = stored_records(server, "batched")
     assert [record.body for record in records] == [message.body for message in messages]
     assert [record.properties["UNIQ_KEY"] for record in records] == [
         result.message_id for result in results
@@ -63,22 +63,22 @@ async def test_a_batch_is_stored_in_order_with_an_id_for_each(served: Server) ->
     ]
     assert [record.properties["KEYS"] for record in records] == [f"k{n}" for n in range(50)]
     assert len({result.offset_id for result in results}) == 50
-    with served.client() as reader:
+    with server.client() as reader:
         for record, result in zip(records, results, strict=True):
             assert reader.view_by_id(result.offset_id).body == record.body
 
 
-async def test_a_batch_beyond_the_limit_takes_several_requests(served: Server) -> None:
+async def test_a_batch_beyond_the_limit_takes_several_requests(server: Server) -> None:
     messages = [Message("cut", b"%04d" % n * 100, sharding_key="s") for n in range(40)]
-    async with Producer(served.namesrv_address, group="p", batch_bytes_max=2000) as producer:
+    async with Producer(server.namesrv_address, group="p", batch_bytes_max=2000) as producer:
         results = await producer.send_batch(messages)
-    assert [record.body for record in stored_records(served, "cut")] == [m.body for m in messages]
+    assert [record.body for record in stored_records(server, "cut")] == [m.body for m in messages]
     assert len({result.message_id for result in results}) == 40
     assert [result.queue_offset for result in results] == list(range(40))
 
 
-def test_a_blocking_producer_sends_batches(served: Server) -> None:
-    with blocking.Producer(served.namesrv_address, group="p") as producer:
+def test_a_blocking_producer_sends_batches(server: Server) -> None:
+    with blocking.Producer(server.namesrv_address, group="p") as producer:
         [queue, *_] = producer.queues("blocking-batch")
         messages = [Message("blocking-batch", b"a"), Message("blocking-batch", b"b")]
         results = producer.send_batch(messages, queue=queue)
@@ -90,23 +90,23 @@ def test_a_blocking_producer_sends_batches(served: Server) -> None:
 # --- order, one way ------------------------------------------------------------------------------
 
 
-async def test_a_selector_chooses_the_queue(served: Server) -> None:
+async def test_a_selector_chooses_the_queue(server: Server) -> None:
     def by_size(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
         return queues[len(message.body) % len(queues)]
 
-    async with Producer(served.namesrv_address, group="p") as producer:
+    async with Producer(server.namesrv_address, group="p") as producer:
         for size in (1, 5, 9, 2):
             await producer.send(Message("selected", b"x" * size), queue=by_size)
-    with served.client() as reader:
+    with server.client() as reader:
         assert [len(record.body) for record in reader.pull_all("selected", 1)] == [1, 5, 9]
         assert [len(record.body) for record in reader.pull_all("selected", 2)] == [2]
 
 
-async def test_a_oneway_message_arrives(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_a_oneway_message_arrives(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         for number in range(100):
             await producer.send_oneway(Message("one-way", b"%d" % number))
-    messages = await receive(served, "one-way", 100)
+    messages = await receive(server, "one-way", 100)
     assert sorted(int(message.body) for message in messages) == list(range(100))
 
 
@@ -114,7 +114,7 @@ async def test_a_oneway_message_arrives(served: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delay_level", "delay_s", "deliver_at"])
-async def test_a_delayed_message_is_delivered_when_it_is_due(served: Server, kind: str) -> None:
+async def test_a_delayed_message_is_delivered_when_it_is_due(server: Server, kind: str) -> None:
     topic = kind.replace("_", "-")
     later = datetime.now(UTC) + timedelta(seconds=1)
     message = {
@@ -122,27 +122,27 @@ async def test_a_delayed_message_is_delivered_when_it_is_due(served: Server, kin
         "delay_s": Message(topic, b"later", delay_s=1),
         "deliver_at": Message(topic, b"later", deliver_at=later),
     }[kind]
-    async with Producer(served.namesrv_address, group="p") as producer:
+    async with Producer(server.namesrv_address, group="p") as producer:
         await producer.send(message)
         await producer.send(Message(topic, b"now"))
-    assert [record.body for record in stored_records(served, topic)] == [b"now"]
-    received = {message.body: message for message in await receive(served, topic, 2)}
+    assert [record.body for record in stored_records(server, topic)] == [b"now"]
+    received = {message.body: message for message in await receive(server, topic, 2)}
     late = received[b"later"]
     due_ms = later.timestamp() * 1000 if kind == "deliver_at" else late.born_ms + 1000
     assert late.stored_ms >= due_ms - 100
 
 
-async def test_a_delay_in_a_transaction_counts_from_the_commit(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_a_delay_in_a_transaction_counts_from_the_commit(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("delayed-half", b"x", delay_s=1)):
             pass
-        assert stored_records(served, "delayed-half") == []
-    [message] = await receive(served, "delayed-half", 1)
+        assert stored_records(server, "delayed-half") == []
+    [message] = await receive(server, "delayed-half", 1)
     assert message.stored_ms - message.born_ms >= 900
 
 
-async def test_a_delay_beyond_the_broker_s_limit_is_refused(served: Server) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
+async def test_a_delay_beyond_the_broker_s_limit_is_refused(server: Server) -> None:
+    async with Producer(server.namesrv_address, group="p") as producer:
         with pytest.raises(RequestRefused, match="limit") as refused:
             await producer.send(Message("too-late", b"x", delay_s=365 * 86_400))
     assert not refused.value.retriable
@@ -152,24 +152,24 @@ async def test_a_delay_beyond_the_broker_s_limit_is_refused(served: Server) -> N
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-async def test_a_long_body_is_sent_compressed(served: Server, kind: str) -> None:
+async def test_a_long_body_is_sent_compressed(server: Server, kind: str) -> None:
     body = b"the same again and again " * 2000
     topic = f"compressed-{kind}"
-    async with Producer(served.namesrv_address, group="p", compression=kind) as producer:
+    async with Producer(server.namesrv_address, group="p", compression=kind) as producer:
         await producer.send(Message(topic, body))
         async with producer.transaction(Message(topic, body)):
             pass
-    assert all(len(record.body) < 5000 for record in stored_records(served, topic))
-    assert [message.body for message in await receive(served, topic, 2)] == [body, body]
+    assert all(len(record.body) < 5000 for record in stored_records(server, topic))
+    assert [message.body for message in await receive(server, topic, 2)] == [body, body]
 
 
 # --- namespaces ----------------------------------------------------------------------------------
 
 
-async def test_two_namespaces_do_not_see_each_other(served: Server) -> None:
+async def test_two_namespaces_do_not_see_each_other(server: Server) -> None:
     checked_topics: list[str] = []
     for name in ("first", "second"):
-        async with Producer(served.namesrv_address, group="p", namespace=name) as producer:
+        async with Producer(server.namesrv_address, group="p", namespace=name) as producer:
 
             @producer.checker("shared")
             async def commit(message: ReceivedMessage) -> Verdict:
@@ -182,8 +182,8 @@ async def test_two_namespaces_do_not_see_each_other(served: Server) -> None:
                 async with producer.transaction(Message("shared", b"checked")):
                     raise ZeroDivisionError
             topic = f"{name}%shared"
-            await wait_until_async(lambda topic=topic: len(stored_records(served, topic)) == 2)  # type: ignore[misc]  # bound now
-        assert {record.body for record in stored_records(served, f"{name}%shared")} == {
+            await wait_until_async(lambda topic=topic: len(stored_records(server, topic)) == 2)  # type: ignore[misc]  # bound now
+        assert {record.body for record in stored_records(server, f"{name}%shared")} == {
             name.encode(),
             b"checked",
         }
@@ -194,12 +194,12 @@ async def test_two_namespaces_do_not_see_each_other(served: Server) -> None:
 
 
 async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
-    served: Server,
+    server: Server,
 ) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    async with Producer(served.namesrv_address, group="traced", telemetry=provider) as producer:
+    async with Producer(server.namesrv_address, group="traced", telemetry=provider) as producer:
 
         @producer.checker("traced")
         async def commit(message: ReceivedMessage) -> Verdict:
@@ -212,7 +212,7 @@ async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
                 raise ZeroDivisionError
         with pytest.raises(RequestRefused):
             await producer.send(Message("refused", b"x", properties={"long": "x" * 40_000}))
-        messages = {m.body: m for m in await receive(served, "traced", 4)}
+        messages = {m.body: m for m in await receive(server, "traced", 4)}
     tracing = Telemetry.from_option(provider)
     assert tracing is not None
     with tracing.continue_trace("process", messages[b"half"]):
@@ -234,12 +234,12 @@ async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
     assert messages[b"a"].properties["traceparent"] == messages[b"b"].properties["traceparent"]
 
 
-def test_a_blocking_send_is_part_of_its_callers_trace(served: Server) -> None:
+def test_a_blocking_send_is_part_of_its_callers_trace(server: Server) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with (
-        blocking.Producer(served.namesrv_address, group="p", telemetry=provider) as producer,
+        blocking.Producer(server.namesrv_address, group="p", telemetry=provider) as producer,
         provider.get_tracer("test").start_as_current_span("request") as request,
     ):
         producer.send(Message("traced-blocking", b"x"))
