@@ -50,7 +50,7 @@ _clock = SystemClock()
 _sleep = threading.Event().wait  # the event is never set
 
 
-class _Send(msgspec.Struct, frozen=True):  # every send creates one; a dataclass takes 1 us longer
+class _Send(msgspec.Struct, frozen=True):  # 0.1 us per send; a frozen dataclass takes 0.8 us
     number: int  # the order of the sends
     code: RequestCode
     header: Header
