@@ -89,8 +89,8 @@ def list_groups(cluster: Cluster, *, include_system: bool) -> QueryResult:
     ) -> tuple[list[str], dict[str, GroupProgress], dict[str, ConsumerConnections]]:
         progress = all_progress(connection)
         # The group of the transaction cursors has offsets, but no configuration.
-        known = dict.fromkeys([*group_configs(connection), *progress])
-        names = [name for name in known if include_system or not is_system_group(name)]
+        group_names = dict.fromkeys([*group_configs(connection), *progress])
+        names = [name for name in group_names if include_system or not is_system_group(name)]
         return names, progress, consumer_connections(connection, names)
 
     rows: dict[str, dict[str, Any]] = {}
