@@ -118,7 +118,7 @@ class StoreMachine(RuleBasedStateMachine):
         if has_bad_topic:
             invalid = self.new_record(("../x", 0), 10, "x", "a", 0)
         else:
-            invalid = self.new_record(("orders", 0), SETTINGS.message_bytes_max + 100, "x", "a", 0)
+            invalid = self.new_record(("orders", 0), SETTINGS.segment_bytes, "x", "a", 0)
         expected = RecordRefused if self.store.has_disk_space else StoreFull
         with pytest.raises(expected):
             self.store.append([valid, invalid], now_ms=self.now_ms)
