@@ -57,6 +57,9 @@ class Target:
     def connect(self) -> Client:
         return SignedClient(self.address, tls=self.tls, timeout_s=WAIT_S)
 
+    def connect_namesrv(self) -> Client:
+        return SignedClient(self.namesrv_address, tls=self.tls, timeout_s=WAIT_S)
+
     def connect_many(self, stack: ExitStack, count: int) -> list[Client]:
         """Open connections that stay open as long as the stack."""
         return [stack.enter_context(self.connect()) for _ in range(count)]

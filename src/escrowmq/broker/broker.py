@@ -39,6 +39,7 @@ from escrowmq.broker.transactions.admin import TransactionAdmin
 from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.transactions.group_decisions import GroupDecisions
 from escrowmq.broker.turn import Turn, WhenFlushed
+from escrowmq.client_memory import ClientMemory
 from escrowmq.config import Config
 from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -47,7 +48,7 @@ from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
 from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.peer import Peer
-from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
 from escrowmq.store.config_files import delay_offsets_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
@@ -76,6 +77,7 @@ class Broker:
         day_of: Callable[[int], int] = utc_day,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
+        memory: ClientMemory | None = None,
     ) -> None:
         """Create a broker on an open store.
 
@@ -84,7 +86,9 @@ class Broker:
         access_validator: checks every request. Without a validator, every request is allowed.
         wall_ms: converts the broker's time, which never goes back, to the wall-clock time that
             messages are stamped with and that delayed messages are due by.
+        memory: counts what is kept for each channel. Without it, nothing is limited by bytes.
         """
+        self._memory = ClientMemory() if memory is None else memory
         self.store = store
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
@@ -96,8 +100,8 @@ class Broker:
         self._offsets_file = offsets_file(disk)
         self.offsets = ConsumerOffsets(self._offsets_file.offsets())
         self._saved_offsets_version = self.offsets.version
-        self.consumers: ConsumerGroups[Channel] = ConsumerGroups()
-        self.producers: ProducerGroups[Channel] = ProducerGroups()
+        self.consumers: ConsumerGroups[Channel] = ConsumerGroups(memory=self._memory)
+        self.producers: ProducerGroups[Channel] = ProducerGroups(memory=self._memory)
         self._locks = QueueLocks()
         self.delayed_messages = DelayedMessages(
             store, delay_offsets_file(disk), config.delay, wall_ms
@@ -139,6 +143,7 @@ class Broker:
             config.consume,
             self.counters,
             broker_permission=config.broker.broker_permission,
+            memory=self._memory,
         )
         self.turn = Turn(
             store,
@@ -266,6 +271,8 @@ class Broker:
         self.counters.requests[code] += 1
         handler = self._handlers.get(code, _UNSUPPORTED)
         try:
+            if len(request.body) > handler.body_bytes_max:
+                raise _body_too_long(request, handler)
             if self._access_validator is not None:
                 self._check_access(self._access_validator, channel, request, handler, now_ms)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
@@ -331,7 +338,8 @@ class Broker:
         self.group_decisions.end_turn(now_ms)
         self.turn.append_all(now_ms)
         self.flow_control.update()
-        return self.group_decisions.has_pending_pieces
+        has_wakeups = self.pull_processor.wake_pulls(now_ms)
+        return self.group_decisions.has_pending_pieces or has_wakeups
 
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""
@@ -361,6 +369,7 @@ class Broker:
         self.client_processor.channel_closed(channel)
         self.transactions.channel_closed(channel)
         self.flow_control.channel_closed(channel)
+        self._memory.forget(channel)
 
     def change_config(self, config: Config) -> None:
         """Apply changed settings of sends, pulls, transactions and automatic creation."""
@@ -397,6 +406,14 @@ class Broker:
             self.topics.save()
         if self.groups.is_dirty:
             self.groups.save()
+
+
+def _body_too_long(request: Request[Any], handler: Handler) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.INVALID_PARAMETER,
+        f"the body has {len(request.body)} bytes, the limit for {request_name(handler.code)} is "
+        f"{handler.body_bytes_max}",
+    )
 
 
 def _reject_unsupported(channel: Channel, request: Request[Any], now_ms: int) -> None:

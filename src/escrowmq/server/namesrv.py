@@ -36,10 +36,12 @@ from escrowmq.namesrv.registration import (
     registration_request,
     unregistration_request,
 )
+from escrowmq.namesrv.route_table import RouteTable
 from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.connection import SignFunction
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error
+from escrowmq.server.connection_limits import MemoryWatermark
 from escrowmq.server.live_config import LiveConfig
 from escrowmq.server.metrics import remoting_metrics
 from escrowmq.server.remoting_server import (
@@ -63,6 +65,7 @@ log = logging.getLogger(__name__)
 # --- the name server -----------------------------------------------------------------------------
 
 KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
+SWEEP_INTERVAL_S: Final = 1.0
 
 
 class KvConfigFile:
@@ -132,7 +135,11 @@ class _NameServerHandler:
 
 @contextlib.asynccontextmanager
 async def serve_name_server(
-    clock: Clock, access: AccessControl, registry: Registry, live_config: LiveConfig
+    clock: Clock,
+    access: AccessControl,
+    registry: Registry,
+    live_config: LiveConfig,
+    watermark: MemoryWatermark,
 ) -> AsyncIterator[str]:
     """Run a name server on its port; yield its address."""
     config = live_config.config
@@ -141,7 +148,9 @@ async def serve_name_server(
     listening_socket = bind(host, config.namesrv.namesrv_port)
     port = bound_port(listening_socket)
     name_server = NameServer(
-        kv_config=kv_config_file.settings, config={"listenPort": f"{port}", "bindAddress": host}
+        routes=RouteTable(memory=watermark.memory),
+        kv_config=kv_config_file.settings,
+        config={"listenPort": f"{port}", "bindAddress": host},
     )
     clock = SteadyClock(clock)  # brokers must not expire when the wall clock jumps
     handler = _NameServerHandler(name_server, access, kv_config_file)
@@ -152,20 +161,25 @@ async def serve_name_server(
         tls=access.tls,
         requires_tls=config.security.requires_tls,
         keeps_headers=access.validator is not None,
+        watermark=watermark,
     )
     await server.listen(listening_socket)
     registry.add(remoting_metrics(server, "namesrv"))
     live_config.add_listener(lambda changed: server.change_config(changed.network))
     log.info("name server listens address=%s:%d", host, port)
 
+    async def sweep() -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            server.sweep_connections()
+
     async def expire() -> None:
         while True:
             await asyncio.sleep(config.namesrv.broker_scan_interval_s)
-            server.sweep_connections()
             for connection in name_server.tick(now_ms=clock.now_ms()):
                 connection.close()  # type: ignore[attr-defined]  # a ServerConnection
 
-    async with background_tasks(expire()):
+    async with background_tasks(sweep(), expire()):
         yield f"{reachable_host(host)}:{port}"
     await server.close()
 

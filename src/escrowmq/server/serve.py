@@ -21,17 +21,20 @@ import uvloop
 
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.statistics import BrokerCounters
+from escrowmq.client_memory import ClientMemory
 from escrowmq.clock import Clock, SteadyClock, SystemClock, local_day
 from escrowmq.config import Config, FlushMode, ResolvedConfig
 from escrowmq.errors import EscrowError, StoreError, StoreFull
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.metrics import Registry
 from escrowmq.remoting.responses import SendResponseEncoder
+from escrowmq.server.connection_limits import MemoryWatermark, memory_limits
 from escrowmq.server.live_config import LiveConfig, RuntimeSettings, configure_logging
 from escrowmq.server.metrics import (
     Health,
     access_metrics,
     add_broker_metrics,
+    client_memory_metrics,
     new_registry,
     store_metrics,
 )
@@ -139,6 +142,9 @@ async def _serve(
     )
     registry, health = new_registry(config, role), Health()
     registry.add(access_metrics(access))
+    # One for the process: the ports share its memory.
+    watermark = MemoryWatermark(ClientMemory(memory_limits(config.network)))
+    registry.add(client_memory_metrics(watermark))
     async with contextlib.AsyncExitStack() as parts:
         await parts.enter_async_context(
             background_tasks(*(watcher.run() for watcher in access.watchers))
@@ -150,7 +156,7 @@ async def _serve(
             await parts.enter_async_context(http)
         namesrv_address = own_namesrv
         if role in ("all", "namesrv"):
-            name_server = serve_name_server(clock, access, registry, live_config)
+            name_server = serve_name_server(clock, access, registry, live_config, watermark)
             namesrv_address = await parts.enter_async_context(name_server)
         failed = asyncio.Event()
         if role in ("all", "broker"):
@@ -167,6 +173,7 @@ async def _serve(
                 live_config,
                 runtime_settings,
                 required,
+                watermark,
             )
             await parts.enter_async_context(broker)
         health.reason = None
@@ -208,6 +215,7 @@ async def _run_broker(
     live_config: LiveConfig,
     runtime_settings: RuntimeSettings,
     required_registrations: int,
+    watermark: MemoryWatermark,
 ) -> AsyncIterator[None]:
     config = live_config.config
     disk = RealDisk(config.store.root_dir)
@@ -236,18 +244,9 @@ async def _run_broker(
         access_validator=access.validator,
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
+        memory=watermark.memory,
     )
-    server = RemotingServer(
-        broker,
-        clock,
-        config.network,
-        tls=access.tls,
-        requires_tls=config.security.requires_tls,
-        keeps_headers=access.validator is not None,
-        send_response_encoder=SendResponseEncoder(
-            store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
-        ),
-    )
+    server = _new_server(config, clock, broker, access, store_host, watermark)
     _connect_parts(broker, server, live_config, runtime_settings)
     await server.listen(listening_socket)
     registrars += new_registrars(
@@ -271,6 +270,28 @@ async def _run_broker(
 async def _wait_registered(registrars: list[Registrar]) -> None:
     for registrar in registrars:
         await registrar.registered.wait()
+
+
+def _new_server(
+    config: Config,
+    clock: Clock,
+    broker: Broker,
+    access: AccessControl,
+    store_host: bytes,
+    watermark: MemoryWatermark,
+) -> RemotingServer:
+    return RemotingServer(
+        broker,
+        clock,
+        config.network,
+        tls=access.tls,
+        requires_tls=config.security.requires_tls,
+        keeps_headers=access.validator is not None,
+        send_response_encoder=SendResponseEncoder(
+            store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
+        ),
+        watermark=watermark,
+    )
 
 
 def _report_topics_changed(registrars: list[Registrar]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.client_memory import name_error
 from escrowmq.consume.members import (
     ConsumerGroups,
     ConsumerGroupSettings,
@@ -44,6 +45,8 @@ from escrowmq.remoting.headers import ConsumerGroupHeader, HeartbeatResponse, Un
 from escrowmq.remoting.requests import Request
 
 log = logging.getLogger(__name__)
+
+_SHOWN_LENGTH_MAX: Final = 100  # of a client's text that a log line repeats
 
 
 class ClientProcessor:
@@ -79,6 +82,7 @@ class ClientProcessor:
 
     def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         heartbeat = decode_body(Heartbeat, request.body)
+        _check_heartbeat(heartbeat)
         client = GroupClient(
             client_id=heartbeat.client_id,
             channel=channel,
@@ -117,6 +121,8 @@ class ClientProcessor:
             without_sub=heartbeat.without_sub,
             now_ms=now_ms,
         )
+        if result.evicted is not None:
+            self._notify(result.evicted.group)
         if result.has_changed:
             self._notify(entry.group_name)
         return result.needs_subscriptions
@@ -154,12 +160,27 @@ class ClientProcessor:
 
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         batch = decode_body(LockBatch, request.body)
-        queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
+        _check_name("clientId", batch.client_id)
+        self._groups.require(batch.consumer_group, now_ms=now_ms)
+        # Only queues that exist: a client could make up any number of others.
+        queues = [
+            (queue.topic, queue.queue_id)
+            for queue in batch.mq_set
+            if self._has_queue(queue.topic, queue.queue_id)
+        ]
         granted = set(
-            self._locks.lock(batch.consumer_group, batch.client_id, queues, now_ms=now_ms)
+            self._locks.lock(
+                batch.consumer_group, batch.client_id, queues, now_ms=now_ms, channel=channel
+            )
         )
         locked = [queue for queue in batch.mq_set if (queue.topic, queue.queue_id) in granted]
         channel.respond(request, body=encode_body(LockBatchResponse(locked=locked)))
+
+    def _has_queue(self, topic: str, queue_id: int) -> bool:
+        config = self._topics.find(topic)
+        return config is not None and 0 <= queue_id < max(
+            config.read_queue_nums, config.write_queue_nums
+        )
 
     def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         batch = decode_body(LockBatch, request.body)
@@ -190,6 +211,23 @@ class ClientProcessor:
             )
 
 
+def _check_heartbeat(heartbeat: Heartbeat) -> None:
+    """Raise RequestRefused if a name is too long to be kept."""
+    _check_name("clientID", heartbeat.client_id)
+    for producer in heartbeat.producer_data_set:
+        _check_name("the name of a producer group", producer.group_name)
+    for consumer in heartbeat.consumer_data_set:
+        _check_name("the name of a consumer group", consumer.group_name)
+        _check_name("consumeType", str(consumer.consume_type))
+        _check_name("messageModel", str(consumer.message_model))
+        _check_name("consumeFromWhere", str(consumer.consume_from_where))
+
+
+def _check_name(field_name: str, name: str) -> None:
+    if error := name_error(field_name, name):
+        raise RequestRefused(ResponseCode.INVALID_PARAMETER, error)
+
+
 def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
     for item in entry.subscription_data_set:
         try:
@@ -203,5 +241,8 @@ def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
             # The other subscriptions of the heartbeat are valid. A pull of this topic will get the
             # error as its response.
             log.warning(
-                "subscription ignored group=%s topic=%s: %s", entry.group_name, item.topic, error
+                "subscription ignored group=%s topic=%s: %s",
+                entry.group_name,
+                item.topic[:_SHOWN_LENGTH_MAX],
+                error,
             )
