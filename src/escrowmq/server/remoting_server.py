@@ -430,6 +430,7 @@ class ServerConnection(asyncio.Protocol):
 # --- the port ------------------------------------------------------------------------------------
 
 EVENTS_PER_TURN_MAX = 64  # of one connection
+PENDING_HANDSHAKES_MIN = 64
 # The longest field is a value of the name server's settings, 65,536 characters, each of which JSON
 # may write as six. Everything else that is long is in the body of a request.
 REQUEST_HEADER_BYTES_MAX = 512 * 1024
@@ -532,6 +533,7 @@ class RemotingServer:
                 is_enforcing=self._requires_tls,
                 idle_max_s=self._config.idle_max_s,
                 has_capacity=self._has_capacity,
+                pending_max=max(PENDING_HANDSHAKES_MIN, self._config.connections_max // 10),
             )
             self._tls_detector.listen(listening_socket)
             return
@@ -561,7 +563,7 @@ class RemotingServer:
         return 0 if self._tls_detector is None else self._tls_detector.refused
 
     def _has_capacity(self, pending: int) -> bool:
-        if len(self.connections) + pending < self._config.connections_max:
+        if len(self.connections) + pending < self._config.connections_max or self._close_silent():
             return True
         self.refused_connections += 1
         return False
