@@ -171,7 +171,7 @@ class PendingHalf(msgspec.Struct, gc=False):
 
     def on_duplicate_done(self, code: int, results: Sequence[AppendResult]) -> None:
         """Respond to a repeated send, once the half that was sent first is durable."""
-        position = self.processor.coordinator.find_duplicate(self.half.group, self.half.key)
+        position = self.processor.coordinator.find_duplicate(*self.half.group_topic_key)
         if position is None or code != ResponseCode.SUCCESS:
             self._refuse(code or ResponseCode.SYSTEM_ERROR)
         else:
