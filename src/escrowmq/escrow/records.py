@@ -99,7 +99,6 @@ _HALF_ONLY_PROPERTIES: Final = (
     ATTEMPT,
     FENCE,
 )
-_RESERVED_PROPERTIES: Final = _HALF_ONLY_PROPERTIES[:-5]  # only the broker may set them
 _TAIL: Final = b"TRAN_MSG\x01true\x02REAL_TOPIC\x01"
 _LETTER_BY_STATE: Final = {
     TransactionState.COMMITTED: "c",
@@ -197,19 +196,20 @@ class HalfProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def make_half(record: NewRecord, *, packed_count: int = 0) -> NewRecord:
-    """Return the record that parks a message. Properties reserved for the broker are removed.
+    """Return the record that parks a message, from which broker properties were removed before.
 
     `packed_count`: the number of messages in its body, if it is packed.
     """
     before, _, after = (b"\x02" + record.properties).partition(b"\x02TRAN_MSG\x01true\x02")
     properties = before[1:] + b"\x02" + after if before else after
-    if b"TRAN_MSG\x01" in properties or b"REAL_" in properties or b"ESCROW_" in properties:
-        properties = change_properties(record.properties, remove=_RESERVED_PROPERTIES)
+    if b"TRAN_MSG\x01" in properties or b"__transactionId__" in properties:
+        properties = change_properties(
+            record.properties, remove=(names.TRANSACTIONAL, TRANSACTION_ID)
+        )
     key = find_property(properties, b"UNIQ_KEY") or b""
     if packed_count:
         properties += b"%b\x01%d\x02" % (PACKED.encode(), packed_count)
-    if b"__transactionId__\x01" not in properties:
-        properties += b"__transactionId__\x01%b\x02" % key
+    properties += b"__transactionId__\x01%b\x02" % key
     tail = _make_tail(record.topic, record.queue_id)
     return NewRecord(
         names.HALF_TOPIC,
