@@ -34,7 +34,7 @@ from escrowmq.message.broker_marks import (
     remove_broker_properties,
 )
 from escrowmq.message.keys import UniqueKeyGenerator, delay_level
-from escrowmq.message.names import BROKER_ONLY_TOPICS, RETRY_PREFIX
+from escrowmq.message.names import RETRY_PREFIX, is_writable_topic
 from escrowmq.message.properties import find_property, parse_boolean
 from escrowmq.message.record import (
     PROPERTIES_BYTES_MAX,
@@ -186,7 +186,7 @@ class SendProcessor:
 
     def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:
         topic = self._topics.find(fields.topic)
-        if topic is None or fields.topic in BROKER_ONLY_TOPICS or not topic.perm & PERM_WRITE:
+        if topic is None or not is_writable_topic(fields.topic) or not topic.perm & PERM_WRITE:
             topic = self._resolve_topic(fields, now_ms)
         # As RocketMQ: without write permission, a broker refuses only ordered topics here. Other
         # producers learn from the route that they may not send to it.
@@ -205,7 +205,7 @@ class SendProcessor:
     def _resolve_topic(self, fields: SendMessage, now_ms: int) -> TopicConfig:
         """Return the topic, created if need be, or raise RequestRefused."""
         check_topic_name(fields.topic)
-        if fields.topic in BROKER_ONLY_TOPICS:
+        if not is_writable_topic(fields.topic):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"{fields.topic} is a system topic")
         topic = self._topics.get_or_create(
             fields.topic,

@@ -18,6 +18,7 @@ from typing import Final, cast
 
 import msgspec
 
+from escrowmq.broker.closed_names import check_group_is_open, check_records_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestChannel, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.send import SEND_ERRORS, SendProcessor
@@ -76,8 +77,10 @@ class SendBackProcessor:
         self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
     ) -> None:
         fields = request.head.fields
-        group = self._groups.require(fields.group, now_ms=now_ms)
+        check_group_is_open(fields.group)
         record = self._store.record_at(fields.offset)
+        check_records_are_open(record.topic)
+        group = self._groups.require(fields.group, now_ms=now_ms)
         failed = FailedMessage(
             topic=record.topic,
             reconsume_times=record.reconsume_times,
