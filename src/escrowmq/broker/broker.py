@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
@@ -19,7 +20,7 @@ from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
 from escrowmq.broker.flow_control import FlowControl
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.admin_broker import (
     BackupProcessor,
     BrokerAdmin,
@@ -177,6 +178,7 @@ class Broker:
             park_plain=self.transactions.half_processor.park_plain,
             redirect=redirect,
             redirect_retry=self.send_back_processor.redirect_retry,
+            creations=partial(creations_of_request, self.topics, self.groups),
         )
         self._create_client_processors(config, wall_ms)
 
