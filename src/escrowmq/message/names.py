@@ -25,6 +25,7 @@ OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"  # which halves are decided
 STRANDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"  # halves that were checked too often
 JOURNAL_TOPIC: Final = "ESCROW_JOURNAL"  # checks and their results
 DECISION_TOPIC: Final = "ESCROW_DECISION"  # decisions over many halves
+DELIVERY_TOPIC: Final = "ESCROW_DELIVERY"  # which delayed messages are delivered
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
@@ -39,6 +40,7 @@ BROKER_ONLY_TOPICS: Final = frozenset(
         STRANDED_TOPIC,
         JOURNAL_TOPIC,
         DECISION_TOPIC,
+        DELIVERY_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
         TIMER_TOPIC,
