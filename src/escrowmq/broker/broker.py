@@ -186,7 +186,13 @@ class Broker:
             store, self.turn, self.transactions, self._messages_arrived
         )
         self.send_back_processor = SendBackProcessor(
-            store, self.topics, self.groups, self._locks, redirect, self.turn
+            store,
+            self.topics,
+            self.groups,
+            self._locks,
+            redirect,
+            self.turn,
+            is_waiting=self.delayed_messages.is_waiting,
         )
         self.send_processor = SendProcessor(
             self.turn,

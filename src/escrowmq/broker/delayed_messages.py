@@ -74,8 +74,8 @@ _NEW_TIMERS_PER_TURN_MAX: Final = 5_000
 RETRY_INTERVAL_MS: Final = 60_000  # of a message that was set aside
 _RETRIES_PER_TURN_MAX: Final = 100
 _STORED_PROPERTIES_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX
-# Properties that a message can do without: what the broker adds for information.
-_INFORMATIONAL: Final = ("MSG_REGION", "TRACE_ON", "CLUSTER")
+# Properties that a message can do without, the least important first.
+_DISPENSABLE: Final = (("MSG_REGION", "TRACE_ON", "CLUSTER"), (names.DELAY_LEVEL,))
 
 # Called with the records of an append and their positions.
 OnAppended = Callable[[Sequence[NewRecord], Sequence[AppendResult]], None]
@@ -83,7 +83,7 @@ OnAppended = Callable[[Sequence[NewRecord], Sequence[AppendResult]], None]
 _OnRefused = Callable[[DelayedPosition, Exception, int], None]
 
 
-class Delivery(NamedTuple):
+class DueMessage(NamedTuple):
     position: DelayedPosition
     record: NewRecord
 
@@ -92,7 +92,7 @@ class Delivery(NamedTuple):
 class DueMessages:
     """Messages to deliver now, and those that could not be read."""
 
-    deliveries: list[Delivery] = field(default_factory=list)
+    deliveries: list[DueMessage] = field(default_factory=list)
     failures: list[tuple[DelayedPosition, Exception]] = field(default_factory=list)
     passed: list[DelayedPosition] = field(default_factory=list)  # positions without a message
     size: int = 0
@@ -106,7 +106,7 @@ class DueMessages:
         return len(self.deliveries) >= BATCH_MESSAGES_MAX or self.size >= _BATCH_BYTES_MAX
 
     def add(self, position: DelayedPosition, record: NewRecord) -> None:
-        self.deliveries.append(Delivery(position, record))
+        self.deliveries.append(DueMessage(position, record))
         self.size += len(record.body) + len(record.properties)
 
 
@@ -204,6 +204,14 @@ class DelayedMessages:
                     )
                 return begin_ms + int(text) * unit_ms
         return None
+
+    def is_waiting(self, record: StoredRecord) -> bool:
+        """Return whether a record is a delayed message that is not delivered yet."""
+        level = TIMER_LEVEL if record.topic == TIMER_TOPIC else record.queue_id + 1
+        position = DelayedPosition(level, record.queue_offset)
+        return position.queue == (record.topic, record.queue_id) and not self.progress.is_delivered(
+            position
+        )
 
     # --- when it is due --------------------------------------------------------------------------
 
@@ -349,7 +357,9 @@ class DelayedMessages:
             record, topic=topic, queue_id=queue_id, properties=_fitting(bytes(record.properties))
         )
 
-    def _append_batch(self, deliveries: list[Delivery], on_refused: _OnRefused, now_ms: int) -> int:
+    def _append_batch(
+        self, deliveries: list[DueMessage], on_refused: _OnRefused, now_ms: int
+    ) -> int:
         """Append messages behind their note, and return how many.
 
         If the store refuses one of them, halve the batch until it is found, and go on without it.
@@ -549,8 +559,9 @@ def _fitting(properties: bytes) -> bytes:
 
     A message that RocketMQ stored may fill all the room, and we add a record CRC.
     """
-    if len(properties) > _STORED_PROPERTIES_BYTES_MAX:
-        return change_properties(properties, remove=_INFORMATIONAL)
+    for dispensable in _DISPENSABLE:
+        if len(properties) > _STORED_PROPERTIES_BYTES_MAX:
+            properties = change_properties(properties, remove=dispensable)
     return properties
 
 

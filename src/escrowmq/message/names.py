@@ -167,6 +167,7 @@ TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 
 RETRY_TOPIC: Final = "RETRY_TOPIC"  # the topic that the message was sent to, as consumers know it
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id of its first delivery
+RETRY_OF: Final = "ESCROW_RETRY_OF"  # the log offset of the message that was sent back
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 

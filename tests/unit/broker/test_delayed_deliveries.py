@@ -207,6 +207,73 @@ def damage_record(bench: EscrowBench, log_offset: int) -> None:
     file.close()
 
 
+# --- a message that is sent back again -----------------------------------------------------------
+
+
+def failed_message(bench: EscrowBench, key: str = "retry") -> int:
+    """Send a message that a consumer will send back, and return its log offset."""
+    bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=bench.now_ms)
+    send_delayed(bench, key, "TAGS\x01a")
+    return bench.messages()[-1].log_offset
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_message_that_is_sent_back_again_is_retried_once(is_killed: bool, sync: bool) -> None:
+    bench = EscrowBench(sync=sync)
+    failed = failed_message(bench)
+    assert send_back(bench, failed) == 0
+    if is_killed:  # before the client got the response
+        bench = bench.killed()
+    assert send_back(bench, failed) == 0
+    deliver_all(bench)
+    assert bench.bodies(RETRIES) == [b"retry"]
+
+
+def test_a_message_that_is_sent_back_twice_in_a_turn_is_retried_once() -> None:
+    bench = EscrowBench(sync=True)
+    failed = failed_message(bench)
+    fields = ConsumerSendMessageBack(offset=failed, group="g", delay_level=1)
+    requests = [new_request(RequestCode.CONSUMER_SEND_MSG_BACK, fields) for _ in range(2)]
+    bench.turn(*requests)
+    bench.flush()
+    assert [response.code for response in bench.channel.responses()] == [0, 0]
+    deliver_all(bench)
+    assert bench.bodies(RETRIES) == [b"retry"]
+
+
+def test_a_message_that_fails_again_after_its_retry_was_delivered_is_retried_again() -> None:
+    """An operator may have reset the offsets of the group."""
+    bench = EscrowBench()
+    failed = failed_message(bench)
+    for count in (1, 2):
+        assert send_back(bench, failed) == 0
+        bench.tick(1_000)
+        assert bench.bodies(RETRIES) == [b"retry"] * count
+
+
+def test_a_repeated_dead_letter_is_stored_once_within_ten_minutes() -> None:
+    bench = EscrowBench()
+    failed = failed_message(bench)
+    for expected, after_ms in ((1, 0), (1, 0), (2, 600_001)):
+        bench.tick(after_ms)
+        send_delayed(bench, f"other {after_ms}", "TAGS\x01a")
+        assert send_back(bench, failed, level=-1) == 0
+        assert bench.bodies("%DLQ%g") == [b"retry"] * expected
+
+
+def test_the_same_message_fails_in_two_groups_and_with_two_copies() -> None:
+    bench = EscrowBench()
+    first, second = failed_message(bench), failed_message(bench)  # a producer's repeated send
+    bench.broker.groups.put(GroupConfig(group_name="h"), now_ms=bench.now_ms)
+    assert send_back(bench, first) == send_back(bench, second) == 0
+    fields = ConsumerSendMessageBack(offset=first, group="h", delay_level=1)
+    assert bench.request(new_request(RequestCode.CONSUMER_SEND_MSG_BACK, fields)).code == 0
+    deliver_all(bench)
+    assert bench.bodies(RETRIES) == [b"retry"] * 2
+    assert bench.bodies("%RETRY%h") == [b"retry"]
+
+
 # --- one message that cannot be delivered --------------------------------------------------------
 
 
