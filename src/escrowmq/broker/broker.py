@@ -151,22 +151,7 @@ class Broker:
             self.counters,
             broker_permission=config.broker.broker_permission,
         )
-        self.turn = Turn(
-            store,
-            when_flushed=when_flushed,
-            messages_arrived=self._messages_arrived,
-            counters=self.counters,
-            wall_ms=wall_ms,
-        )
-        # Before the transactions, which complete in the log what a crash has cut off.
-        self.delayed_messages = DelayedMessages(
-            store,
-            disk,
-            config.delay,
-            wall_ms,
-            on_appended=self._delayed_messages_delivered,
-            queue_count=self.topics.queue_count,
-        )
+        self._create_turn(disk, config, when_flushed, wall_ms)
         redirect = self.delayed_messages.redirect
         self.transactions = EndProcessor(
             store,
@@ -206,6 +191,30 @@ class Broker:
             redirect_retry=self.send_back_processor.redirect_retry,
         )
         self._create_client_processors(config, wall_ms)
+
+    def _create_turn(
+        self,
+        disk: Disk,
+        config: Config,
+        when_flushed: WhenFlushed | None,
+        wall_ms: Callable[[int], int],
+    ) -> None:
+        self.turn = Turn(
+            self.store,
+            when_flushed=when_flushed,
+            messages_arrived=self._messages_arrived,
+            counters=self.counters,
+            wall_ms=wall_ms,
+        )
+        # Before the transactions: these append to the log what a crash has cut off.
+        self.delayed_messages = DelayedMessages(
+            self.store,
+            disk,
+            config.delay,
+            wall_ms,
+            on_appended=self._delayed_messages_delivered,
+            queue_count=self.topics.queue_count,
+        )
 
     def _create_client_processors(self, config: Config, wall_ms: Callable[[int], int]) -> None:
         self._reply_processor = ReplyProcessor(

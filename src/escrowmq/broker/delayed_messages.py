@@ -555,10 +555,12 @@ def _redirected_record(
 
 
 def _fitting(properties: bytes) -> bytes:
-    """Return properties that the store accepts.
+    """Return properties that the store accepts, without the record CRC of the first record.
 
     A message that RocketMQ stored may fill all the room, and we add a record CRC.
     """
+    if names.RECORD_CRC.encode() in properties:
+        properties = change_properties(properties, remove=(names.RECORD_CRC,))
     for dispensable in _DISPENSABLE:
         if len(properties) > _STORED_PROPERTIES_BYTES_MAX:
             properties = change_properties(properties, remove=dispensable)
