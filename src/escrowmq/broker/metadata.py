@@ -20,7 +20,6 @@ from escrowmq.errors import RequestRefused
 from escrowmq.message import names
 from escrowmq.message.names import (
     BENCHMARK_TOPIC,
-    BROKER_ONLY_TOPICS,
     NAME_PATTERN,
     OFFSET_MOVED_TOPIC,
     RETRY_PREFIX,
@@ -28,7 +27,10 @@ from escrowmq.message.names import (
     SYSTEM_GROUPS,
     TEMPLATE_TOPIC,
     TIMER_TOPIC,
+    has_control_characters,
+    is_closed_group,
     is_system_topic,
+    is_writable_topic,
     reply_topic,
     topic_name_error,
 )
@@ -50,6 +52,15 @@ def check_topic_name(topic: str) -> None:
     """Raise RequestRefused if a topic cannot have this name."""
     if error := topic_name_error(topic):
         raise RequestRefused(ResponseCode.INVALID_PARAMETER, error)
+
+
+def check_is_printable(kind: str, name: str) -> None:
+    """Raise RequestRefused if a name has control characters, of which line breaks are the worst."""
+    if has_control_characters(name):
+        raise RequestRefused(
+            ResponseCode.INVALID_PARAMETER,
+            f"{kind} {name[:_SHOWN_LENGTH_MAX]!r} contains control characters",
+        )
 
 
 def is_valid_group_name(name: str) -> bool:
@@ -175,7 +186,7 @@ class TopicTable:
 
     def _update_queue_count(self, config: TopicConfig) -> None:
         name = config.topic_name
-        is_closed = name in BROKER_ONLY_TOPICS or name.startswith(RETRY_PREFIX)
+        is_closed = not is_writable_topic(name) or name.startswith(RETRY_PREFIX)
         if is_closed or not config.perm & PERM_WRITE:
             self.sendable_queue_counts.pop(name, None)
         else:
@@ -255,7 +266,8 @@ class SubscriptionGroups:
     def get_or_create(self, name: str, *, now_ms: int) -> GroupConfig | None:
         """Return the group, created if need be; None if the settings or its name forbid that."""
         config = self._groups.get(name)
-        if config is None and self.auto_create and is_valid_group_name(name):
+        can_create = self.auto_create and is_valid_group_name(name) and not is_closed_group(name)
+        if config is None and can_create:
             config = GroupConfig(group_name=name)
             self.put(config, now_ms=now_ms)
         return config

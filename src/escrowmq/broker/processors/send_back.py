@@ -22,6 +22,7 @@ from typing import Final, cast
 
 import msgspec
 
+from escrowmq.broker.closed_names import check_group_is_open, check_records_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestChannel, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.send import SEND_ERRORS, SendProcessor
@@ -30,6 +31,7 @@ from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups, QueueLocks
 from escrowmq.consume.retry import FailedMessage, Redelivery, RetryPolicy, redirect, send_back
 from escrowmq.errors import RequestRefused
+from escrowmq.message.broker_marks import CLIENT_SYS_FLAGS, remove_broker_properties
 from escrowmq.message.keys import decode_host, encode_offset_id
 from escrowmq.message.names import (
     PUSH_REPLY_TIME,
@@ -100,12 +102,16 @@ class SendBackProcessor:
         self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
     ) -> None:
         fields = request.head.fields
-        group = self._groups.require(fields.group, now_ms=now_ms)
+        check_group_is_open(fields.group)
         record = self._store.record_at(fields.offset)
+        check_records_are_open(record.topic)
+        group = self._groups.require(fields.group, now_ms=now_ms)
         failed = FailedMessage(
             topic=record.topic,
             reconsume_times=record.reconsume_times,
-            properties=decode_properties(record.properties),
+            properties=decode_properties(
+                remove_broker_properties(record.properties, keeps_added=True)
+            ),
             offset_id=encode_offset_id(record.store_host, record.log_offset),
         )
         policy = _retry_policy(group, fields.max_reconsume_times, request.head.version)
@@ -180,13 +186,16 @@ class SendBackProcessor:
         topic = self._topics.ensure(
             redelivery.topic, queue_count=redelivery.queue_count, now_ms=now_ms
         )
-        return copy_record(
+        copy = copy_record(
             record,
             topic=redelivery.topic,
             queue_id=self._random.randrange(max(1, topic.write_queue_nums)),
             properties=encode_properties(redelivery.properties),
             reconsume_times=redelivery.reconsume_times,
         )
+        # It may be the copy of a final, and is a message of its own.
+        sys_flag = record.sys_flag & CLIENT_SYS_FLAGS
+        return msgspec.structs.replace(copy, sys_flag=sys_flag, prepared_offset=0)
 
 
 def _retry_policy(
@@ -254,7 +263,8 @@ class ReplyProcessor:
         if client_id is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the reply has no property {REPLY_TO}")
         properties = change_properties(
-            fields.properties.encode(), update={PUSH_REPLY_TIME: str(store_ms)}
+            remove_broker_properties(fields.properties.encode()),
+            update={PUSH_REPLY_TIME: str(store_ms)},
         )
         header = PushReplyMessage(
             producer_group=fields.producer_group,
@@ -262,7 +272,7 @@ class ReplyProcessor:
             default_topic=fields.default_topic,
             default_topic_queue_nums=fields.default_topic_queue_nums,
             queue_id=fields.queue_id,
-            sys_flag=fields.sys_flag,
+            sys_flag=fields.sys_flag & CLIENT_SYS_FLAGS,
             born_timestamp=fields.born_timestamp,
             flag=fields.flag,
             properties=properties.decode(),
