@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from escrowmq.broker.closed_names import check_group_is_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, check_is_printable
 from escrowmq.client_memory import name_error
 from escrowmq.consume.members import (
     ConsumerGroups,
@@ -82,13 +83,13 @@ class ClientProcessor:
 
     def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         heartbeat = decode_body(Heartbeat, request.body)
-        _check_heartbeat(heartbeat)
         client = GroupClient(
             client_id=heartbeat.client_id,
             channel=channel,
             language=request.head.language,
             version=request.head.version,
         )
+        _check_names(heartbeat)
         needs_subscriptions = True
         for producer in heartbeat.producer_data_set:
             if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
@@ -129,6 +130,7 @@ class ClientProcessor:
 
     def unregister(self, channel: Channel, request: Request[UnregisterClient], now_ms: int) -> None:
         fields = request.head.fields
+        check_group_is_open(fields.consumer_group or "")
         if fields.producer_group:
             self._producers.unregister(fields.producer_group, fields.client_id, channel)
         if fields.consumer_group and self._consumers.unregister(
@@ -160,7 +162,8 @@ class ClientProcessor:
 
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         batch = decode_body(LockBatch, request.body)
-        _check_name("clientId", batch.client_id)
+        check_group_is_open(batch.consumer_group)
+        _check_length("clientId", batch.client_id)
         self._groups.require(batch.consumer_group, now_ms=now_ms)
         # Only queues that exist: a client could make up any number of others.
         queues = [
@@ -184,6 +187,7 @@ class ClientProcessor:
 
     def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         batch = decode_body(LockBatch, request.body)
+        check_group_is_open(batch.consumer_group)
         queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
         self._locks.unlock(batch.consumer_group, batch.client_id, queues)
         channel.respond(request)
@@ -211,19 +215,28 @@ class ClientProcessor:
             )
 
 
-def _check_heartbeat(heartbeat: Heartbeat) -> None:
-    """Raise RequestRefused if a name is too long to be kept."""
-    _check_name("clientID", heartbeat.client_id)
-    for producer in heartbeat.producer_data_set:
-        _check_name("the name of a producer group", producer.group_name)
-    for consumer in heartbeat.consumer_data_set:
-        _check_name("the name of a consumer group", consumer.group_name)
-        _check_name("consumeType", str(consumer.consume_type))
-        _check_name("messageModel", str(consumer.message_model))
-        _check_name("consumeFromWhere", str(consumer.consume_from_where))
+def _check_names(heartbeat: Heartbeat) -> None:
+    """Raise RequestRefused if a client joins a group of the broker, or has an unprintable name.
+
+    Log lines and lists have these names, and none of them may look like two. Also raise it if a
+    name is too long to be kept.
+    """
+    producers, consumers = heartbeat.producer_data_set, heartbeat.consumer_data_set
+    groups = [entry.group_name for entry in producers]
+    groups += [entry.group_name for entry in consumers]
+    for group in groups:
+        _check_length("group", group)
+        check_is_printable("group", group)
+    _check_length("clientID", heartbeat.client_id)
+    check_is_printable("client id", heartbeat.client_id)
+    for consumer in consumers:
+        check_group_is_open(consumer.group_name)
+        _check_length("consumeType", str(consumer.consume_type))
+        _check_length("messageModel", str(consumer.message_model))
+        _check_length("consumeFromWhere", str(consumer.consume_from_where))
 
 
-def _check_name(field_name: str, name: str) -> None:
+def _check_length(field_name: str, name: str) -> None:
     if error := name_error(field_name, name):
         raise RequestRefused(ResponseCode.INVALID_PARAMETER, error)
 
