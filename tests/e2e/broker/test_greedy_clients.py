@@ -9,6 +9,8 @@ and what the honest client gets, never time: bench/greedy.py measures that.
 from __future__ import annotations
 
 import json
+import socket
+import urllib.request
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,14 +20,17 @@ import pytest
 from tests.support.brokers import Server
 from tests.support.greedy import (
     MIB,
+    WAIT_S,
     Attack,
     GreedyReport,
     Target,
+    anonymous_memory,
     heartbeat_body,
     lock_body,
     pull_fields,
     watch,
 )
+from tests.support.ports import free_ports
 from tests.support.signing import Certificates
 
 pytestmark = pytest.mark.slow
@@ -252,3 +257,43 @@ def test_memory_is_bounded_with_tls(attack: Attack, tmp_path: Path) -> None:
     with Server(tmp_path / "server", conf={**CONF, **certificates.conf()}) as server:
         report = watch(server, attack, target=Target.of(server, tls=certificates.client()))
         assert_within_limits(report, server)
+
+
+def half_sent_pages(target: Target) -> Generator[None]:
+    """Send the beginning of HTTP requests to the metrics port, on many connections."""
+    host, _, port = target.metrics_address.rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(200):
+            connection = socket.create_connection((host, int(port)), timeout=WAIT_S)
+            stack.enter_context(connection)
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHo")
+            yield
+
+
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "tls"])
+def test_a_probe_gets_through_half_sent_requests(has_tls: bool, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    certificates = Certificates(tmp_path / "certificates")
+    tls = certificates.client() if has_tls else None
+    conf = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
+    conf |= certificates.conf() if has_tls else {}
+    address = f"127.0.0.1:{port}"
+    with Server(tmp_path / "server", conf=conf) as server:
+        steps = half_sent_pages(Target.of(server, metrics_address=address))
+        for number, _ in enumerate(steps):
+            if number % 20 == 0:
+                url = f"{'https' if has_tls else 'http'}://{address}/health/live"
+                with urllib.request.urlopen(url, timeout=WAIT_S, context=tls) as response:
+                    assert response.read() == b"ok\n"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_memory_does_not_grow_from_attack_to_attack(attack: Attack, tmp_path: Path) -> None:
+    with Server(tmp_path, conf=CONF) as server:
+        watch(server, attack)
+        before_bytes = anonymous_memory(server.pid)
+        for _ in range(10):
+            assert_within_limits(watch(server, attack), server)
+        grown = (anonymous_memory(server.pid) - before_bytes) // MIB
+        assert grown <= CLIENT_MEMORY_MAX // MIB
