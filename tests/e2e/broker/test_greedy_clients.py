@@ -114,8 +114,8 @@ def distinct_filters_of_held_pulls(target: Target) -> Generator[None]:
 def many_long_subscriptions(target: Target) -> Generator[None]:
     """Subscribe groups to made-up topics with thousands of tags each."""
     with ExitStack() as stack:
-        for client_number, client in enumerate(target.connect_many(stack, 10)):
-            for group_number in range(10):
+        for client_number, client in enumerate(target.connect_many(stack, 8)):
+            for group_number in range(5):
                 subscriptions = [
                     {
                         "topic": f"t{number}",
