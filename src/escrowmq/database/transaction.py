@@ -385,6 +385,15 @@ class BaseTransactionMessages:
         return [half for scope in self.scopes for half in scope.halves]
 
     @property
+    def verdict(self) -> Verdict:
+        """What the database has decided, as far as it is known. A scope that was rolled back with
+        its savepoint does not count, nor does one without messages if there are others."""
+        verdicts = [scope.verdict for scope in self.scopes if scope.halves]
+        if Verdict.COMMIT in verdicts:
+            return Verdict.COMMIT
+        return verdicts[0] if verdicts else self.main_scope.verdict
+
+    @property
     def is_committed(self) -> bool:
         """Whether the database has committed any scope with messages, as far as its marker says."""
         return any(scope.verdict is Verdict.COMMIT for scope in self.scopes if scope.halves)
@@ -447,17 +456,14 @@ class BaseTransactionMessages:
             return message
         return replace(message, properties={**message.properties, TX_TIME: str(self.began_ms)})
 
-    def _record_outcome(self, outcomes: Sequence[TransactionOutcome]) -> None:
-        """Combine the outcomes of the scopes. The first one's verdict is that of the transaction,
-        unless it sent nothing."""
-        if not outcomes:
-            verdict = self.main_scope.verdict
-            self.outcome = TransactionOutcome(verdict, True, "no messages")
-            return
+    def _record_outcome(self, verdict: Verdict, outcomes: Sequence[TransactionOutcome]) -> None:
+        """Combine the outcomes of the scopes that have messages."""
         self.outcome = TransactionOutcome(
-            next((o.verdict for o in outcomes if o.verdict is Verdict.COMMIT), outcomes[0].verdict),
+            verdict,
             all(outcome.acknowledged for outcome in outcomes),
-            "; ".join(filter(None, (outcome.detail for outcome in outcomes))),
+            "; ".join(filter(None, (outcome.detail for outcome in outcomes)))
+            if outcomes
+            else "no messages",
         )
 
     def _end_result(self, scope: MessageScope, outcome: TransactionOutcome) -> TransactionOutcome:
@@ -516,12 +522,14 @@ class TransactionMessages(BaseTransactionMessages):
             self._failure = error
             raise
 
-    def end(self) -> None:
+    def end(self, verdict: Verdict) -> None:
         """Tell the broker what the database has decided. Called by the binding.
 
+        `verdict` is that of the transaction; savepoints that were rolled back have their own.
         Raises nothing: if the broker does not respond, it will check.
         """
-        self._record_outcome([self._end_scope(scope) for scope in self.scopes if scope.halves])
+        outcomes = [self._end_scope(scope) for scope in self.scopes if scope.halves]
+        self._record_outcome(verdict, outcomes)
 
     def _end_scope(self, scope: MessageScope) -> TransactionOutcome:
         if scope.verdict is Verdict.UNKNOWN:
@@ -558,11 +566,10 @@ class AsyncTransactionMessages(BaseTransactionMessages):
             self._failure = error
             raise
 
-    async def end(self) -> None:
+    async def end(self, verdict: Verdict) -> None:
         """Tell the broker what the database has decided; see `TransactionMessages.end`."""
-        self._record_outcome(
-            [await self._end_scope(scope) for scope in self.scopes if scope.halves]
-        )
+        outcomes = [await self._end_scope(scope) for scope in self.scopes if scope.halves]
+        self._record_outcome(verdict, outcomes)
 
     async def _end_scope(self, scope: MessageScope) -> TransactionOutcome:
         if scope.verdict is Verdict.UNKNOWN:

@@ -290,7 +290,7 @@ class _AtomicOps:
         pass  # Django keeps a connection for each thread
 
     def end(self) -> None:
-        self._tx.end()
+        self._tx.end(self._tx.verdict)
 
     def _after_commit(self) -> None:
         """End the messages: Django's hook.

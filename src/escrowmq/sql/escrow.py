@@ -229,7 +229,7 @@ class _SessionOps:
         self._session.close()
 
     def end(self) -> None:
-        self._tx.end()
+        self._tx.end(self._tx.verdict)
         self._escrow._transaction_ended(self._tx)
 
     def _is_current(self) -> bool:
@@ -454,7 +454,7 @@ class _AsyncSessionOps:
         await self._session.close()
 
     async def end(self) -> None:
-        await self._tx.end()
+        await self._tx.end(self._tx.verdict)
         self._escrow._transaction_ended(self._tx)
 
     def _is_current(self) -> bool:

@@ -111,7 +111,7 @@ FAILED = ValueError("the block failed")
 INTERRUPT = KeyboardInterrupt()
 
 ASKED = ["roll_back", "read_marker"]
-NOT_THERE = {"read_marker": Verdict.ROLLBACK}
+NOT_THERE: dict[str, object] = {"read_marker": Verdict.ROLLBACK}
 
 CASES: list[tuple[str, dict[str, object], BaseException | None, list[str], object]] = [
     ("commit", {}, None, [*FLUSHED, "commit", "release_connection", "end COMMIT"], None),
