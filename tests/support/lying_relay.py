@@ -64,7 +64,7 @@ class LyingRelay:
             assert task is not None
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            # The end of the test cancels the task. Streams report that as an error, so it ends here.
+            # The end of a test cancels the task, which asyncio's streams would report as an error.
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 from_server, to_server = await asyncio.open_connection(host, int(port))
                 try:

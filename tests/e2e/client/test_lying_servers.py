@@ -38,6 +38,7 @@ pytestmark = pytest.mark.slow
 TOPIC = "lies"
 TIMEOUT_S = 0.25  # of a request: a lie may be that there is no response
 HANG_S = 60.0
+EXAMPLES = settings().max_examples // 6  # of the profile; one takes half a second
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +189,7 @@ QUESTIONS: list[Callable[[Cluster], object]] = [
 
 @pytest.mark.parametrize("operation", [send, pull, poll, consume, administrate])
 @settings(
-    max_examples=max(4, settings.default.max_examples // 6),
+    max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seed=st.integers(0, 2**32 - 1))
