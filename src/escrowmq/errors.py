@@ -363,8 +363,8 @@ class TransactionMessageFailed(EscrowError):
 class SessionEndedInBlock(EscrowError):
     """The block committed or rolled back its own database transaction.
 
-    Leave the block instead. The marker shows what the database did, and check-back decides the
-    messages accordingly.
+    Leave the block instead. The marker shows what the database did, and the messages follow it.
+    Look at the database before you repeat the work.
     """
 
     may_have_happened = True
