@@ -389,8 +389,9 @@ class Broker:
         self._save_tables()
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
-            self._saved_offsets_version = self.offsets.version
+            version = self.offsets.version
             self._offsets_file.save(offsetTable=self.offsets.dump())
+            self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:
         if self.topics.is_dirty:

@@ -3,6 +3,7 @@
     GroupCommit        one flush for all requests that wait for one (SYNC_FLUSH)
     StoreMaintenance   flush, checkpoint and expire at their intervals
     background_tasks   run tasks as long as the server; stop it if one of them fails
+    repeat             call a function at an interval, whatever it raises now and then
 
 Under ASYNC_FLUSH, RocketMQ's default, only the flush of StoreMaintenance makes messages durable: a
 power cut can cost the last half second. Under SYNC_FLUSH, GroupCommit flushes before each response,
@@ -13,9 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-import os
-import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from escrowmq.clock import Clock, local_hour
 from escrowmq.config import StoreConfig
-from escrowmq.errors import FlushTimeout, StoreError, StoreFailed, StoreFull
+from escrowmq.errors import FlushTimeout, StoreError, StoreFailed, StoreFull, StoreUnavailable
 from escrowmq.message.record import LogOffset
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
 from escrowmq.store.commit_log import LogFlush
@@ -34,6 +34,8 @@ from escrowmq.store.store import MessageStore
 log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 5.0  # syncFlushTimeout
+RETRY_INTERVAL_S = 0.05  # before a flush that could not begin is tried again
+FAILURES_MAX = 10  # errors of a repeated step in a row, other than errors of the disk
 
 
 class _Waiter(NamedTuple):
@@ -101,13 +103,16 @@ class GroupCommit:
         while self._waiting or self._running is not None:
             if self._running is not None:
                 await asyncio.wait([self._running])
-            await asyncio.sleep(0)  # the next flush begins, or the callbacks are called
+            # The next flush begins, or the callbacks are called.
+            await asyncio.sleep(RETRY_INTERVAL_S if self._is_scheduled else 0)
         if self._timeout_handle is not None:
             self._timeout_handle.cancel()
         self._thread.shutdown()
 
     def _start_flush(self) -> None:
         self._is_scheduled = False
+        if not self._waiting:
+            return  # all of them have timed out before this attempt
         try:
             flush = self._store.begin_flush()
         except StoreError as error:
@@ -122,6 +127,12 @@ class GroupCommit:
         self.flush_count += 1
         self.flush_seconds.observe(self._loop.time() - self._began_s)
         error = done.exception()
+        if isinstance(error, StoreUnavailable):
+            # Nothing was flushed and nothing failed. Who waits too long gets a FlushTimeout.
+            log.warning("flush postponed: %s", error)
+            self._is_scheduled = True
+            self._loop.call_later(RETRY_INTERVAL_S, self._start_flush)
+            return
         if error is not None:
             self._fail(error)
             return
@@ -194,6 +205,8 @@ class StoreMaintenance:
         flush, began_s = self._store.begin_flush(), self._clock.elapsed_s()
         try:
             cancelled = await _run_to_completion(flush.run)
+        except StoreUnavailable:
+            raise
         except StoreError as error:
             self._store.fail(error)
             raise
@@ -210,7 +223,7 @@ class StoreMaintenance:
             job = self._store.begin_checkpoint()
             try:
                 cancelled = await _run_to_completion(job.run)
-            except StoreError as error:
+            except Exception as error:
                 self._store.fail_checkpoint(error)
                 raise
             self._store.finish_checkpoint(job)
@@ -258,11 +271,15 @@ class StoreMaintenance:
             await asyncio.sleep(interval_s)
             try:
                 await step()
-            except StoreFull as error:
-                log.warning("%s postponed, the disk is full: %s", name, error)
-            except StoreError as error:
-                # What is on the disk is uncertain until recovery has checked it at a restart.
-                log.exception("%s failed, the store accepts no more writes", name)
+            except (StoreFull, StoreUnavailable) as error:
+                log.warning("%s postponed: %s", name, error)
+            except Exception as error:
+                # What is on the disk is uncertain until recovery has checked it at a restart. After
+                # a MemoryError, it is uncertain what the store has noted of it.
+                trace = None if isinstance(error, StoreError) else error
+                log.error(
+                    "%s failed, the store accepts no more writes: %s", name, error, exc_info=trace
+                )
                 self._store.fail(error)
 
 
@@ -283,12 +300,36 @@ async def _run_to_completion(function: Callable[[], None]) -> bool:
     return cancelled
 
 
+async def repeat(
+    name: str, step: Callable[[], None], interval_s: float, *, failures_max: int = FAILURES_MAX
+) -> None:
+    """Call `step` at an interval. An error is logged and passes; many in a row are raised.
+
+    A StoreError passes however often it comes: a file that cannot be saved now is saved later, and
+    a store that has failed stops the server in another way.
+    """
+    failures = 0
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            step()
+        except StoreError as error:
+            log.warning("%s postponed: %s", name, error)
+        except Exception:
+            failures += 1
+            if failures >= failures_max:
+                raise
+            log.exception("%s failed, trying again", name)
+        else:
+            failures = 0
+
+
 @contextlib.asynccontextmanager
-async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
-    """Run coroutines until the block ends. If one fails, the process is stopped cleanly."""
+async def background_tasks(failed: asyncio.Event, *coroutines: Any) -> AsyncIterator[None]:
+    """Run coroutines until the block ends. If one raises, `failed` is set: stop the process."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     for task in tasks:
-        task.add_done_callback(_stop_if_failed)
+        task.add_done_callback(functools.partial(_report_failure, failed))
     try:
         yield
     finally:
@@ -297,8 +338,8 @@ async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _stop_if_failed(task: asyncio.Task[None]) -> None:
-    """Stop the process, which would otherwise look healthy while part of its work is not done."""
+def _report_failure(failed: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """Report a task that raised: the process would look healthy while its work is not done."""
     if not task.cancelled() and task.exception() is not None:
         log.error("background task failed, stopping", exc_info=task.exception())
-        os.kill(os.getpid(), signal.SIGTERM)
+        failed.set()

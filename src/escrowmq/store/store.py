@@ -29,6 +29,7 @@ from escrowmq.errors import (
     StoreError,
     StoreFailed,
     StoreFull,
+    StoreUnavailable,
 )
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import QUEUED_AND_KEYED, tags_and_keys
@@ -327,7 +328,7 @@ class MessageStore(StoreReader):
             # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
                 store._log.truncate(store._log.end)
-            with contextlib.suppress(StoreFull):
+            with contextlib.suppress(StoreFull, StoreUnavailable):
                 store.checkpoint()
         except BaseException:
             lock.release()
@@ -420,7 +421,12 @@ class MessageStore(StoreReader):
             if isinstance(error, struct.error):
                 raise RecordRefused(f"a number is out of range for its field: {error}") from error
             raise
-        self._apply_append(results, changed_queues, pending_keys, stored_ms)
+        try:
+            self._apply_append(results, changed_queues, pending_keys, stored_ms)
+        except Exception as error:  # a MemoryError
+            # The records are in the log, but memory does not know all of them. A restart helps.
+            self.fail(error)
+            raise StoreFailed(f"the records are stored but not indexed: {error}") from error
         return results
 
     def _apply_append(
@@ -511,8 +517,8 @@ class MessageStore(StoreReader):
         """Return whether an append is possible: the disk has space and nothing has failed."""
         return self.has_disk_space and not self.has_failed
 
-    def fail(self, error: StoreError) -> None:
-        """Refuse all writes after a failed flush.
+    def fail(self, error: Exception) -> None:
+        """Refuse all writes after a failed flush, or if memory does not match the log any more.
 
         The kernel may have dropped the pages that it could not write. Only recovery at the next
         start finds out what is on the disk.
@@ -524,6 +530,8 @@ class MessageStore(StoreReader):
         flush = self.begin_flush()
         try:
             flush.run()
+        except StoreUnavailable:
+            raise
         except StoreError as error:
             self.fail(error)
             raise
@@ -575,10 +583,13 @@ class MessageStore(StoreReader):
             self._index.remove_expired(job.log_begin)
             self._expired_below = job.log_begin
 
-    def fail_checkpoint(self, error: StoreError) -> None:
-        """Undo `begin_checkpoint`. After any error but StoreFull the store refuses writes."""
+    def fail_checkpoint(self, error: Exception) -> None:
+        """Undo `begin_checkpoint`. Only a passing error leaves the store writable.
+
+        The next checkpoint writes everything again that this one may have written.
+        """
         self._checkpoint_job = None
-        if not isinstance(error, StoreFull):
+        if not isinstance(error, StoreFull | StoreUnavailable):
             self._log.fail(error)
 
     def checkpoint(self) -> None:
@@ -586,7 +597,7 @@ class MessageStore(StoreReader):
         job = self.begin_checkpoint()
         try:
             job.run()
-        except StoreError as error:
+        except Exception as error:
             self.fail_checkpoint(error)
             raise
         self.finish_checkpoint(job)
