@@ -274,7 +274,8 @@ async def _run_broker(
     store = _open_store(config, disk, store_host, listening_socket)
     group_commit = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_s)
     registrars: list[Registrar] = []
-    wall, clock = clock, SteadyClock(clock, not_before_ms=store.last_stored_ms)
+    wall, clock = clock, SteadyClock(clock)
+    maintenance = StoreMaintenance(store, disk, clock, config.store)
     broker = Broker(
         disk,
         store,
@@ -291,26 +292,20 @@ async def _run_broker(
         access_validator=access.validator,
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
+        past_times=maintenance.past_times(),
     )
-    server = RemotingServer(
-        broker,
-        clock,
-        config.network,
-        tls=access.tls,
-        requires_tls=config.security.requires_tls,
-        keeps_headers=access.validator is not None,
-        send_response_encoder=SendResponseEncoder(
-            store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
-        ),
-    )
+    server = _new_server(config, clock, broker, access, store_host)
     _connect_parts(broker, server, live_config, runtime_settings)
     await server.listen(listening_socket)
     registrars += new_registrars(
         config, broker, f"{address}:{port}", namesrv_addresses, access.internal_signer
     )
     update_disk_state(store, disk.usage())
-    maintenance = _new_maintenance(config, clock, broker, disk)
-    add_broker_metrics(registry, config, wall, broker, server)
+    maintenance.keep_needed_segments(
+        oldest_needed_offset=broker.transactions.oldest_needed_offset,
+        move_halves_below=lambda end: broker.transactions.move_halves_below(end, clock.now_ms()),
+    )
+    add_broker_metrics(registry, config, wall, clock, broker, server)
     registry.add(store_metrics(disk, group_commit, maintenance))
     health.add(lambda: None if store.is_writable else "the store accepts no messages")
     async with background_tasks(
@@ -321,8 +316,24 @@ async def _run_broker(
         log.info("broker listens address=%s:%d", config.network.bind_address, port)
         await _wait_registered(registrars[:required_registrations], failed)
         yield
-    if not await _stop(broker, server, group_commit, clock):
+    if not await _stop(broker, server, group_commit, maintenance, clock):
         failed.set()
+
+
+def _new_server(
+    config: Config, clock: Clock, broker: Broker, access: AccessControl, store_host: bytes
+) -> RemotingServer:
+    return RemotingServer(
+        broker,
+        clock,
+        config.network,
+        tls=access.tls,
+        requires_tls=config.security.requires_tls,
+        keeps_headers=access.validator is not None,
+        send_response_encoder=SendResponseEncoder(
+            store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
+        ),
+    )
 
 
 async def _wait_registered(registrars: list[Registrar], failed: asyncio.Event) -> None:
@@ -383,19 +394,12 @@ def _open_store(
     return store
 
 
-def _new_maintenance(config: Config, clock: Clock, broker: Broker, disk: Disk) -> StoreMaintenance:
-    return StoreMaintenance(
-        broker.store,
-        disk,
-        clock,
-        config.store,
-        oldest_needed_offset=broker.transactions.oldest_needed_offset,
-        move_halves_below=lambda end: broker.transactions.move_halves_below(end, clock.now_ms()),
-    )
-
-
 async def _stop(
-    broker: Broker, server: RemotingServer, group_commit: GroupCommit, clock: Clock
+    broker: Broker,
+    server: RemotingServer,
+    group_commit: GroupCommit,
+    maintenance: StoreMaintenance,
+    clock: Clock,
 ) -> bool:
     """Respond to the requests that were accepted, then make everything durable.
 
@@ -416,6 +420,7 @@ async def _stop(
     try:
         broker.save()
         broker.transactions.save(force=True)
+        maintenance.save_ages()
     except StoreError as error:  # the log is safe; the tables were saved a moment ago
         log.warning("topics, groups or offsets not saved at shutdown: %s", error)
     try:

@@ -63,7 +63,7 @@ from escrowmq.store.consume_queue import (
 )
 from escrowmq.store.disk import Disk, Lock, ViewCache, remove_file, write_file
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
-from escrowmq.store.key_index import RESULTS_MAX, KeyIndex
+from escrowmq.store.key_index import RESULTS_MAX, STORED_TIME_WAIT_MAX_MS, KeyIndex
 from escrowmq.store.queue_reader import (
     EntryFilter,
     QueueRead,
@@ -367,8 +367,7 @@ class MessageStore(StoreReader):
         flush. Raises RecordRefused for an invalid record, StoreFull, or StoreFailed.
         """
         self._check_disk_space()
-        # Stored times never decrease, even if the clock is set back: look-ups by time rely on it.
-        stored_ms = now_ms if now_ms > self._last_stored_ms else self._last_stored_ms
+        stored_ms = now_ms if now_ms > self._last_stored_ms else self._time_not_before_last(now_ms)
         batch = RunLogBatch(self._log)
         # This loop runs once per message: bound methods are looked up once.
         add, get_or_create = batch.add, self._queues.get_or_create
@@ -441,6 +440,16 @@ class MessageStore(StoreReader):
         self._index.pending += pending_keys if self._index.is_enabled else ()
         self._last_record_offset = results[-1].log_offset if results else self._last_record_offset
 
+    def _time_not_before_last(self, now_ms: int) -> int:
+        """Return the stored time of records if the clock does not show more than at the last one.
+
+        Look-ups by time expect that stored times do not decrease, so a clock that is set back a
+        little waits. If the last record is far in the future, a clock was wrong when it was stored;
+        waiting for that time would give wrong times to all messages until then.
+        """
+        is_wrong = self._last_stored_ms - now_ms > STORED_TIME_WAIT_MAX_MS
+        return now_ms if is_wrong else self._last_stored_ms
+
     def _check_disk_space(self) -> None:
         if not self.has_disk_space:
             raise StoreFull(
@@ -489,7 +498,7 @@ class MessageStore(StoreReader):
 
     @property
     def last_stored_ms(self) -> int:
-        """Return the stored time of the newest record. The next one is not older."""
+        """Return the stored time of the newest record."""
         return self._last_stored_ms
 
     @property
@@ -647,10 +656,6 @@ class MessageStore(StoreReader):
         return [
             (LogOffset(base), self._log.modified_ms(base)) for base in self._log.segment_bases()
         ]
-
-    def modified_ms(self, base: LogOffset) -> int:
-        """Return when the segment that begins there was last written."""
-        return self._log.modified_ms(base)
 
     def begin_removal(self) -> SegmentRemoval:
         """Begin to remove the oldest segment. No checkpoint may be made until it is finished.
