@@ -24,6 +24,7 @@ EscrowError
     PartialSend              only the first messages of a large batch are stored
   StoreError               the disk failed, or its contents are wrong
     StoreFull                the disk is full; nothing was stored
+    StoreUnavailable         files or memory are short for the moment; nothing was stored
     StoreFailed              a write or flush failed; restart, so that recovery finds the truth
     FlushTimeout             stored, but not flushed in time; it may become durable later
     StoreLocked              another process uses the directory
@@ -213,6 +214,12 @@ class StoreError(EscrowError):
 
 class StoreFull(StoreError):
     """The disk is full. Nothing was stored."""
+
+    retriable = True
+
+
+class StoreUnavailable(StoreError):
+    """The system is short of open files or memory for the moment. Nothing was stored."""
 
     retriable = True
 
