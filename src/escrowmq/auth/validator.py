@@ -164,7 +164,10 @@ class AccessValidator:
             return
         if not account.allows(permission, host):
             reason = f"{account.access_key} has no permission: {permission}"
-            raise _Refusal(reason, reason)
+            remark = reason
+            if permission.is_hidden:
+                remark = f"{account.access_key} has no permission for this message"
+            raise _Refusal(remark, reason)
         if len(self._granted_cache) >= CACHE_MAX:
             self._granted_cache.clear()
         self._granted_cache.add(key)
