@@ -174,10 +174,7 @@ class TransactionCoordinator:
         `parked()` or `park_failed()` after the append. Raises TooManyOpenTransactions.
         """
         group_topic_key = half.group, half.topic, half.key
-        if (
-            group_topic_key in self._keys_in_turn
-            or self.find_duplicate(*group_topic_key) is not None
-        ):
+        if group_topic_key in self._keys_in_turn or self.find_duplicate(*group_topic_key):
             self.counters.duplicate_sends += 1
             return False
         self._check_limits(half.group, size)
@@ -394,8 +391,7 @@ class TransactionCoordinator:
         """Return the undecided half that has or had this position; None if it is decided.
 
         Raises TransactionNotFound if another half is there, or one of another group than `group`.
-        The error is the same in all cases and tells nothing about the half that is there: the
-        client that asks may not be its producer.
+        The error tells nothing about the half: the client that asks may not be its producer.
         """
         half = self.halves.find(self.aliases.get(queue_offset, queue_offset))
         if half is None:
