@@ -163,6 +163,11 @@ class TopicTable:
         perm = parent.perm & ~PERM_INHERIT
         return self.ensure(topic, queue_count=count, perm=perm, now_ms=now_ms)
 
+    def queue_count(self, topic: str) -> int | None:
+        """Return the number of queues of a topic; None if there is no such topic."""
+        config = self._topics.get(topic)
+        return None if config is None else max(config.read_queue_nums, config.write_queue_nums)
+
     def ensure(
         self, topic: str, *, queue_count: int, now_ms: int, perm: int = PERM_READ | PERM_WRITE
     ) -> TopicConfig:
@@ -228,6 +233,7 @@ class TopicTable:
             (names.STRANDED_TOPIC, 1, read_write),
             (names.JOURNAL_TOPIC, 1, read_write),
             (names.DECISION_TOPIC, 1, read_write),
+            (names.DELIVERY_TOPIC, 1, read_write),
             (TIMER_TOPIC, 1, read_write),
         ]
         template = self._topics.get(TEMPLATE_TOPIC)

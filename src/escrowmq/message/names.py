@@ -25,6 +25,7 @@ OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"  # which halves are decided
 STRANDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"  # halves that were checked too often
 JOURNAL_TOPIC: Final = "ESCROW_JOURNAL"  # checks and their results
 DECISION_TOPIC: Final = "ESCROW_DECISION"  # decisions over many halves
+DELIVERY_TOPIC: Final = "ESCROW_DELIVERY"  # which delayed messages are delivered
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
@@ -39,6 +40,7 @@ BROKER_ONLY_TOPICS: Final = frozenset(
         STRANDED_TOPIC,
         JOURNAL_TOPIC,
         DECISION_TOPIC,
+        DELIVERY_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
         TIMER_TOPIC,
@@ -203,6 +205,7 @@ TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 
 RETRY_TOPIC: Final = "RETRY_TOPIC"  # the topic that the message was sent to, as consumers know it
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id of its first delivery
+RETRY_OF: Final = "ESCROW_RETRY_OF"  # the log offset of the message that was sent back
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 
@@ -228,6 +231,7 @@ OUTCOME: Final = "ENDED"  # of an op; the name is short because every transactio
 
 TX_ID: Final = "TX_ID"  # on every message of a transaction: the id of the first one
 TX_NAME: Final = "TX_NAME"  # selects the checker of a transaction
+TX_TIME: Final = "TX_TIME"  # of a database binding: when it began, by the clock of the database
 
 COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: its previous positions
 COPY_CHECK_STATE: Final = "ESCROW_COPY_PAST"  # and the checks before it was appended again

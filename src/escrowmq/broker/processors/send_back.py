@@ -7,6 +7,10 @@
                              requester has received it.
 
 `consume/retry.py` decides where a failed message goes; here the decision becomes a record.
+
+A client that gets no response sends a message back again. While the first retry waits, or for ten
+minutes after the first dead letter, the repeated request gets the response of the first one and
+nothing is stored. Afterwards the same message may have failed again, so it is a request of its own.
 """
 
 from __future__ import annotations
@@ -29,8 +33,22 @@ from escrowmq.consume.retry import FailedMessage, Redelivery, RetryPolicy, redir
 from escrowmq.errors import RequestRefused
 from escrowmq.message.broker_marks import CLIENT_SYS_FLAGS, remove_broker_properties
 from escrowmq.message.keys import decode_host, encode_offset_id
-from escrowmq.message.names import PUSH_REPLY_TIME, REPLY_TO, group_of_retry_topic
-from escrowmq.message.properties import change_properties, decode_properties, encode_properties
+from escrowmq.message.names import (
+    PUSH_REPLY_TIME,
+    REAL_TOPIC,
+    REPLY_TO,
+    RETRY_OF,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    UNIQUE_KEY,
+    group_of_retry_topic,
+)
+from escrowmq.message.properties import (
+    change_properties,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
 from escrowmq.message.record import NewRecord, StoredRecord, copy_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
@@ -45,6 +63,8 @@ from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 
+REPEATED_DEAD_LETTER_MS: Final = 600_000
+
 
 class SendBackProcessor:
     def __init__(
@@ -56,9 +76,14 @@ class SendBackProcessor:
         redirect: Callable[[NewRecord, int], NewRecord],
         turn: Turn,
         *,
+        is_waiting: Callable[[StoredRecord], bool] = lambda record: False,
         seed: int = 0,
     ) -> None:
+        """`is_waiting`: returns whether a delayed message is not delivered yet."""
         self._store = store
+        self._is_waiting = is_waiting
+        # Group and log offset of the messages that are sent back in this turn.
+        self._in_this_turn: set[tuple[str, int]] = set()
         self._topics = topics
         self._groups = groups
         self._locks = locks
@@ -104,8 +129,50 @@ class SendBackProcessor:
         if redelivery is None:  # the group has no retry queues: the message is dropped
             channel.respond(request)
             return
+        failed_key = fields.group, int(record.log_offset)
+        if failed_key in self._in_this_turn or self._is_repeated(redelivery, record):
+
+            def on_durable(code: int, _: Sequence[AppendResult]) -> None:
+                if code == ResponseCode.SUCCESS and not self._is_repeated(redelivery, record):
+                    code = ResponseCode.SYSTEM_ERROR  # the first request of this turn has failed
+                _respond_stored(channel, request, code)
+
+            self._turn.add_records([], on_durable)
+            return
+        redelivery.properties[RETRY_OF] = str(record.log_offset)
         copy = self._redirect(self._make_record(redelivery, record, now_ms), now_ms)
-        self._turn.add_records([copy], lambda code, _: _respond_stored(channel, request, code))
+        self._in_this_turn.add(failed_key)
+
+        def on_done(code: int, _: Sequence[AppendResult]) -> None:
+            self._in_this_turn.discard(failed_key)
+            _respond_stored(channel, request, code)
+
+        self._turn.add_records([copy], on_done)
+
+    def _is_repeated(self, redelivery: Redelivery, record: StoredRecord) -> bool:
+        """Return whether the same message was sent back before and its retry still waits."""
+        key = (find_property(record.properties, UNIQUE_KEY.encode()) or b"").decode(
+            "utf-8", "replace"
+        )
+        failed_offset = b"%d" % record.log_offset
+        if not key:
+            return False
+        topics = (redelivery.topic,) if redelivery.is_dead_letter else (SCHEDULE_TOPIC, TIMER_TOPIC)
+        for topic in topics:
+            for stored in self._store.find_by_key(topic, key):
+                if find_property(stored.properties, RETRY_OF.encode()) != failed_offset:
+                    continue
+                if redelivery.is_dead_letter:
+                    age_ms = self._store.last_stored_ms - stored.stored_ms
+                    if age_ms <= REPEATED_DEAD_LETTER_MS:
+                        return True
+                elif (
+                    self._is_waiting(stored)
+                    and find_property(stored.properties, REAL_TOPIC.encode())
+                    == redelivery.topic.encode()
+                ):
+                    return True
+        return False
 
     def redirect_retry(
         self, record: NewRecord, fields: SendMessage, version: int, now_ms: int
