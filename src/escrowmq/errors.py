@@ -45,6 +45,7 @@ EscrowError
   TableFull                a table has reached its limit; nothing was changed
   TooManyOpenTransactions  the limit of open transactions is reached
   TransactionNotFound      there is no such half, or it belongs to another producer group
+  AmbiguousTransaction     several transactions have this id
   TransactionConflict      the transaction was decided before, with the other verdict
   TransactionMessageFailed a message could not be sent, so the database transaction is rolled back
   SessionEndedInBlock      the block ended its own database transaction

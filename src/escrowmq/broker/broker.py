@@ -109,6 +109,7 @@ class Broker:
         self._locks = QueueLocks()
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
+        self._wall_ms = wall_ms
         self._last_expiry_ms = 0
         self._limited_log = LimitedLog(log)
         self._store_host = store_host
@@ -335,6 +336,7 @@ class Broker:
             channel.address,
             lambda request: handler.permission(self._permissions, request),
             now_ms=now_ms,
+            wall_ms=self._wall_ms(now_ms),
         )
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
