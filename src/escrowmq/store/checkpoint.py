@@ -26,6 +26,7 @@ from escrowmq.errors import StoreError
 from escrowmq.message.record import LogOffset
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.consume_queue import QueueFlush
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, read_file, replace_file, write_file
 from escrowmq.store.key_index import IndexFlush, expired_files
 
@@ -95,6 +96,18 @@ def load_checkpoint_file(disk: Disk) -> CheckpointFile | None:
         return CheckpointFile(msgspec.json.decode(encoded, type=Checkpoint), queue_rows)
     except msgspec.MsgspecError:  # written by another version
         return None
+
+
+def report_damaged_checkpoint(disk: Disk, damage: DamageReports) -> None:
+    """Report the checkpoint file if it is not what was written."""
+    try:
+        content = read_file(disk, CHECKPOINT_PATH)
+        problem = None if content is None or has_right_checksum(content) else "has a wrong checksum"
+    except StoreError as error:
+        problem = str(error)
+    if problem is not None:
+        description = f"{problem}; queues and key index are restored from the whole log"
+        damage.add(DamageKind.CHECKPOINT, CHECKPOINT_PATH, description, is_repaired=True)
 
 
 def has_right_checksum(content: bytes) -> bool:

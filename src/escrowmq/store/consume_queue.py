@@ -36,6 +36,7 @@ from escrowmq.message.record import TOPIC_BYTES_MAX, QueueOffset, crc32
 from escrowmq.store.columns import pack_rows
 from escrowmq.store.commit_log import file_name, is_file_name
 from escrowmq.store.config_files import ConfigFile
+from escrowmq.store.damage import DamageReports
 from escrowmq.store.disk import Disk, File, OpenFiles
 
 QUEUE_DIRECTORY: Final = "consumequeue"
@@ -930,8 +931,8 @@ class DeletedTopics:
     last of these records has expired: config/escrowDeletedTopics.json, topic -> log offset.
     """
 
-    def __init__(self, disk: Disk) -> None:
-        self._file = ConfigFile(disk, "escrowDeletedTopics.json")
+    def __init__(self, disk: Disk, damage: DamageReports | None = None) -> None:
+        self._file = ConfigFile(disk, "escrowDeletedTopics.json", damage)
         self._log_ends = self._file.str_keys(_DELETED_TOPICS_KEY)
 
     def is_deleted(self, topic: str, log_offset: int) -> bool:

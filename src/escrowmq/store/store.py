@@ -42,7 +42,7 @@ from escrowmq.message.record import (
     StoredRecord,
     encoded_size,
 )
-from escrowmq.store.checkpoint import CheckpointJob
+from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
 from escrowmq.store.columns import PendingKeyRun, PendingKeys
 from escrowmq.store.commit_log import (
     AppendResult,
@@ -282,7 +282,7 @@ class MessageStore(StoreReader):
             append_crc=config.sealed,
         )
         blocks = QueueBlocks(disk, self._open_files, file_bytes=config.queue_file_bytes)
-        deleted_topics = DeletedTopics(disk)
+        deleted_topics = DeletedTopics(disk, self.damage)
         blocks.compare_with_log = QueueRepair(
             self._log, self._readable_records, deleted_topics, delay_levels_ms, self.damage
         )
@@ -302,6 +302,7 @@ class MessageStore(StoreReader):
         self._checkpoint_job: CheckpointJob | None = None
         self._has_removed_topic = False  # since the last checkpoint, which has counted its queues
         self.has_disk_space = True  # False while the disk is nearly full
+        report_damaged_checkpoint(disk, self.damage)
         self.recovery: Recovery = recover(
             disk,
             self._log,
