@@ -133,6 +133,7 @@ def test_sizes_are_those_of_the_files_in_a_directory(disk: Disk) -> None:
     disk.create("d/e/c", 7)
     assert disk.sizes("d") == {"a": 5, "b": 0}
     assert disk.sizes("nowhere") == {}
+    assert (disk.size("d/a"), disk.size("d/x"), disk.size("nowhere/x")) == (5, None, None)
 
 
 @pytest.mark.parametrize("bytes_type", [bytes, bytearray, memoryview])

@@ -110,9 +110,16 @@ class ConsumeQueue:
         # Messages whose records cannot be read. Their entries are right and stay in the files.
         self._unreadable: dict[int, bytes] | None = None
         self._checksums = array("q")  # of the blocks of all files, in order
+        self._bases: list[int] = []
         if bases is None:
-            bases = [int(n) for n in blocks.disk.names(self.directory) if is_file_name(n)]
-        self._bases = list(bases)
+            self.find_files()
+        else:
+            self._bases += bases
+
+    def find_files(self) -> None:
+        """Find out which files the queue has."""
+        names = self._blocks.disk.names(self.directory)
+        self._bases = [int(name) for name in names if is_file_name(name)]
 
     @property
     def directory(self) -> str:
@@ -444,6 +451,9 @@ class ConsumeQueue:
 
     def remove_trailing_entries(self) -> None:
         """Remove what a crash during a checkpoint has left in the files behind the last entry."""
+        first = self._bases[0] if self._bases else 0
+        self.find_files()
+        self._bases = [base for base in self._bases if base >= first]
         if self.has_trailing_data():
             self.truncate(self.next_offset)
 
@@ -556,25 +566,17 @@ class ConsumeQueue:
         self.row = head + topic + checksums.tobytes()
         return self.row
 
-    def restore(self, row: QueueRow, sizes: dict[str, int]) -> bool:
-        """Take over what a checkpoint says about the queue.
+    def restore(self, row: QueueRow) -> bool:
+        """Take over what a checkpoint says about the queue, without opening or listing its files.
 
-        Return False if the files do not fit: one is missing or too short.
+        Return False if one of them is missing or has another length.
         """
-        file_bytes = self._blocks.file_bytes
+        disk, file_bytes = self._blocks.disk, self._blocks.file_bytes
         first, end = row.first_offset * QUEUE_ENTRY_BYTES, row.next_offset * QUEUE_ENTRY_BYTES
-        files = {int(name): size for name, size in sizes.items() if is_file_name(name)}
-        self._bases = sorted(base for base in files if base >= first)
-        if first % file_bytes or any(base not in files for base in range(first, end, file_bytes)):
+        self._bases = list(range(first, end, file_bytes))
+        sizes = {disk.size(self._path(base)) for base in self._bases}
+        if first % file_bytes or (sizes and sizes != {file_bytes}):
             return False
-        last = first + (len(self._bases) - 1) * file_bytes
-        if self._bases and self._bases[-1] != last:
-            return False
-        if any(files[base] != file_bytes for base in self._bases):
-            return False
-        for base in files:
-            if base < first:  # expired; a crash has come before its removal
-                self._blocks.disk.remove(self._path(base))
         self._checksums = row.checksums
         self._stored_end = self.next_offset = QueueOffset(row.next_offset)
         self.row = row.data
@@ -786,28 +788,28 @@ class QueueTable:
         if queue.is_empty and not queue.next_offset:
             self._queues.pop((queue.topic, queue.queue_id), None)
 
-    def open(self) -> None:
-        """Find the queues in the directory. Their entries are not trusted yet."""
+    def open(self, *, lists_files: bool = True) -> None:
+        """Find the queues in the directory. Their entries are not trusted yet.
+
+        Without `lists_files` their files are not looked at; `restore` does that.
+        """
         self._queues.clear()
-        self._file_sizes.clear()
         self.dirty.clear()
         for topic, queue_id in queue_directories(self._disk):
-            if is_topic_name(topic):  # leave foreign directories alone
-                sizes = self._disk.sizes(f"{QUEUE_DIRECTORY}/{topic}/{queue_id}")
-                bases = sorted(int(name) for name in sizes if is_file_name(name))
-                queue = ConsumeQueue(self.blocks, sys.intern(topic), queue_id, bases)
-                queue.check_file_sizes(sizes)
-                self._queues[queue.topic, queue_id] = queue
-                self._file_sizes[queue] = sizes
+            if not is_topic_name(topic):  # leave foreign directories alone
+                continue
+            queue = ConsumeQueue(self.blocks, sys.intern(topic), queue_id, ())
+            if lists_files:
+                queue.find_files()
+                queue.check_file_sizes(self._disk.sizes(queue.directory))
+            self._queues[queue.topic, queue_id] = queue
         # A crash may have interrupted the deletion of a topic. Remove what it has left.
         for topic in {queue.topic for queue in self if queue.topic in self.deleted_topics}:
-            self._remove(
-                [
-                    queue
-                    for queue in self.queues_of(topic)
-                    if queue.is_older_than(self.deleted_topics.deleted_end(topic))
-                ]
-            )
+            queues = self.queues_of(topic)
+            for queue in queues:
+                queue.find_files()
+            end = self.deleted_topics.deleted_end(topic)
+            self._remove([queue for queue in queues if queue.is_older_than(end)])
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
         return [queue for queue in self if queue.topic == topic]
@@ -844,7 +846,7 @@ class QueueTable:
         return is_complete
 
     def restore(self, rows: bytes, log_end: int) -> bool:
-        """Take over the rows of a checkpoint. No file is opened.
+        """Take over the rows of a checkpoint. No file of a queue with a row is opened.
 
         Return False if the files do not fit the rows. The blocks of the files are checked when they
         are read.
@@ -855,7 +857,7 @@ class QueueTable:
                 queue = self._queues.get((row.topic, row.queue_id))
                 if queue is None:
                     return False
-                if not queue.restore(row, self._file_sizes.get(queue, {})):
+                if not queue.restore(row):
                     return False
                 restored.add(queue)
         except (ValueError, struct.error):
@@ -863,10 +865,10 @@ class QueueTable:
         for queue in self:
             if queue not in restored:
                 # It is newer than the checkpoint, or empty, or nobody knows where it comes from.
+                queue.find_files()
                 queue.extend_short_files()
                 if queue.trust_files(log_end) > queue.first_offset:
                     return False
-        self._file_sizes.clear()
         return True
 
     def rows(self, log_begin: int, flushes: Sequence[QueueFlush]) -> list[bytes]:

@@ -75,6 +75,9 @@ class Disk(Protocol):
     def sizes(self, path: str) -> dict[str, int]:
         """Return the names and lengths of the files in a directory, without directories in it."""
 
+    def size(self, path: str) -> int | None:
+        """Return the length of a file, without opening it; None if it does not exist."""
+
     def exists(self, path: str) -> bool: ...
     def rename(self, old: str, new: str) -> None: ...
     def remove(self, path: str) -> None:
@@ -409,6 +412,13 @@ class RealDisk:
                     }
             except (FileNotFoundError, NotADirectoryError):
                 return {}
+
+    def size(self, path: str) -> int | None:
+        with _translate_errors(f"reading the status of {path}"):
+            try:
+                return os.stat(self._absolute_path(path)).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
     def exists(self, path: str) -> bool:
         with _translate_errors(f"reading the status of {path}"):

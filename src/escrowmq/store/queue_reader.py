@@ -103,7 +103,7 @@ def read_queue(
     low, high = queue.min_offset(log.begin), queue.visible_end
     if not low <= queue_offset < high:
         return _empty_read(queue_offset, low, high)
-    while True:
+    for is_last_attempt in (False, False, True):
         result = QueueRead(
             status=ReadStatus.NO_MATCH,
             next_offset=QueueOffset(queue_offset),
@@ -122,20 +122,22 @@ def read_queue(
         try:
             result.slices = collector.slices()
         except (CorruptRecord, RecordNotFound) as error:
-            # Read again without the records that are damaged.
-            if not _mark_unreadable(log, queue, queue_offset, result.next_offset, report_damage):
+            # Read again without the records that are damaged. There is none if a read has failed
+            # that succeeds now.
+            _mark_unreadable(log, queue, queue_offset, result.next_offset, report_damage)
+            if is_last_attempt:
                 raise error
             continue
         if result.count:
             result.status = ReadStatus.FOUND
-        return result
+        break
+    return result
 
 
 def _mark_unreadable(
     log: CommitLog, queue: ConsumeQueue, begin: int, end: int, report_damage: ReportDamage
-) -> bool:
-    """Find the damaged records between two queue offsets. Return whether there are any."""
-    is_any_damaged = False
+) -> None:
+    """Find the damaged records between two queue offsets and let blank entries stand for them."""
     for queue_offset in range(begin, end):
         log_offset, size, _ = queue.entry(queue_offset)
         if size == BLANK_SIZE:
@@ -143,10 +145,8 @@ def _mark_unreadable(
         try:
             log.slices([(log_offset, log_offset + size, queue_offset)], queue.topic, queue.queue_id)
         except (CorruptRecord, RecordNotFound) as error:
-            is_any_damaged = True
             queue.mark_unreadable(queue_offset)
             report_damage(queue, queue_offset, error)
-    return is_any_damaged
 
 
 def _empty_read(queue_offset: int, low: QueueOffset, high: QueueOffset) -> QueueRead:

@@ -98,7 +98,8 @@ def recover(
     saved_file = load_checkpoint_file(disk)
     saved, queue_rows = (None, b"") if saved_file is None else saved_file
     checkpoint = saved if saved is not None and _belongs_to(saved, log) else None
-    queues.open()
+    has_rows = checkpoint is not None and checkpoint.has_queue_rows
+    queues.open(lists_files=not has_rows)
     index.open()
     if saved is not None and not saved.is_indexed:
         # Records behind the last index file have no keys in it. A new file for the records that
@@ -111,8 +112,8 @@ def recover(
                 checkpoint, queue_rows, was_clean=was_clean
             )
     if recovery is None:
+        queues.open()  # first: it raises if the configuration does not fit the files
         index.clear()
-        queues.open()
         replay = _LogReplay(log, queues, index, delay_levels_ms, spill)
         recovery = replay.from_start(saved, was_clean=was_clean)
     queues.deleted_topics.trim(log_begin=log.begin, log_end=recovery.end)

@@ -371,7 +371,8 @@ class MessageStore(StoreReader):
 
     def _readable_records(self, begin: LogOffset) -> Iterator[StoredRecord]:
         """Yield the records from an offset on, past those that are damaged."""
-        return LogScanner(self._log, self._log.end).records(begin)
+        with contextlib.suppress(RecordNotFound):  # behind the end of the log
+            yield from LogScanner(self._log, self._log.end).records(begin)
 
     def _log_offsets_between(self, begin: int, end: int) -> Iterator[int]:
         """Yield the log offsets of the records from `begin` up to `end`, both included."""

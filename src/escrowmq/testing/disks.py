@@ -147,6 +147,9 @@ class MemoryDisk:
             if not self._is_directory(prefix + name)
         }
 
+    def size(self, path: str) -> int | None:
+        return len(self._names[path].buffer) if path in self._names else None
+
     def exists(self, path: str) -> bool:
         return path in self._names
 
