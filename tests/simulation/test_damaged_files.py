@@ -175,9 +175,7 @@ def test_a_missing_or_short_file_costs_nothing(path: str, kept_ratio: float | No
     assert observed(start(damaged)) == expected
 
 
-def test_a_read_that_fails_once_costs_at_most_the_messages_it_reads_and_only_until_the_next_start() -> (
-    None
-):
+def test_a_read_that_fails_once_costs_at_most_the_messages_it_reads() -> None:
     disk = filled_disk(is_killed=False)
     counting = copy_of(disk)
     expected = observed(start(counting))
