@@ -26,6 +26,7 @@ EscrowError
     StoreFull                the disk is full; nothing was stored
     StoreUnavailable         files or memory are short for the moment; nothing was stored
     StoreFailed              a write or flush failed; restart, so that recovery finds the truth
+    ReadFailed               bytes of a file cannot be read: a bad sector, or the file was cut short
     FlushTimeout             stored, but not flushed in time; it may become durable later
     StoreLocked              another process uses the directory
     StoreDamaged             the directory cannot be opened as it is
@@ -232,6 +233,13 @@ class StoreFailed(StoreError):
     """
 
     may_have_happened = True
+
+
+class ReadFailed(StoreError):
+    """Bytes of a file cannot be read: a bad sector, or the file was cut short.
+
+    Only this read has failed. Other files, and other parts of this file, are not affected.
+    """
 
 
 class FlushTimeout(StoreError):

@@ -23,6 +23,7 @@ from zlib import crc32
 
 import msgspec
 
+from escrowmq.errors import StoreError
 from escrowmq.store.disk import Disk, read_file, replace_file
 
 AGES_PATH: Final = "escrowmq.ages"
@@ -208,7 +209,11 @@ def _thin(marks: list[LogMark], now_measured_ms: int) -> list[LogMark]:
 
 def _load(disk: Disk) -> _SavedAges | None:
     """Return what was saved; None if there is nothing with a correct checksum."""
-    checksum, _, data = (read_file(disk, AGES_PATH) or b"").strip().partition(b"\n")
+    try:
+        content = read_file(disk, AGES_PATH) or b""
+    except StoreError:
+        return None
+    checksum, _, data = content.strip().partition(b"\n")
     if not data or checksum != b"%08x" % crc32(data):
         return None
     try:
