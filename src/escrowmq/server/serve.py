@@ -302,8 +302,8 @@ async def _run_broker(
     )
     update_disk_state(store, disk.usage())
     maintenance.keep_needed_segments(
-        oldest_needed_offset=broker.transactions.oldest_needed_offset,
-        move_halves_below=lambda end: broker.transactions.move_halves_below(end, clock.now_ms()),
+        oldest_needed_offset=broker.oldest_needed_offset,
+        move_messages_below=lambda end: broker.move_messages_below(end, clock.now_ms()),
     )
     add_broker_metrics(registry, config, wall, clock, broker, server)
     registry.add(store_metrics(disk, group_commit, maintenance))

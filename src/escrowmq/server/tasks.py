@@ -193,16 +193,16 @@ class StoreMaintenance:
     def keep_needed_segments(
         self,
         oldest_needed_offset: Callable[[], LogOffset | None],
-        move_halves_below: Callable[[LogOffset], None],
+        move_messages_below: Callable[[LogOffset], None],
     ) -> None:
         """Do not delete what the transaction coordinator needs.
 
         `oldest_needed_offset` returns the log offset below which segments may be deleted; None
-        means all. `move_halves_below` is called with the end of a segment that is due but still
+        means all. `move_messages_below` is called with the end of a segment that is due but still
         needed.
         """
         self._oldest_needed_offset = oldest_needed_offset
-        self._move_halves_below = move_halves_below
+        self._move_messages_below = move_messages_below
 
     async def run(self) -> None:
         """Run until cancelled, or until the store has failed."""
@@ -329,8 +329,9 @@ class StoreMaintenance:
         end = self._store.begin + self._store.config.segment_bytes
         needed_from = self._oldest_needed_offset()
         if needed_from is not None and needed_from < end:
-            # Open halves are appended again, so that a later pass can delete the segment.
-            self._move_halves_below(LogOffset(end))
+            # Open halves and delayed messages are appended again, so that a later pass can delete
+            # the segment.
+            self._move_messages_below(LogOffset(end))
             return False
         return True
 

@@ -73,8 +73,7 @@ class CoordinatorStorage:
         self._now_ms = now_ms
         content = read_file(self._disk, SNAPSHOT_PATH) or b""
         snapshot = decode_snapshot(content, store.begin, store.end)
-        cursor = self._offsets.query(names.HALF_TOPIC, CURSOR_GROUP, 0)
-        result = recover(self.coordinator, store, snapshot, cursor, times=times)
+        result = recover(self.coordinator, store, snapshot, times=times)
         self._append_missing(result, now_ms)
         for decision_record in result.unfinished_decisions:
             self._complete_group(decision_record, now_ms)
