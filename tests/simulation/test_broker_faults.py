@@ -38,17 +38,17 @@ class FaultySimulation(Simulation):
 
 
 def run_with_fault(error: type[Exception], call: int) -> bool:
-    """Return whether the scenario has as many calls, after running it until all is decided."""
+    """Run the scenario until all is decided. Return whether it has so many calls before a cut."""
     with FaultySimulation(SEED) as simulation:
         simulation.survivals = ("none", "mixed")
         simulation.checks_disk = False
-        simulation.disk.error, simulation.disk.fail_at = error, call
+        disk = simulation.disk
+        disk.error, disk.fail_at = error, call
         for _ in scenario(simulation):
             pass
-        has_failed = simulation.power_cut_count > 0 or simulation.disk.calls >= call
-        simulation.disk.fail_at = None
+        disk.fail_at = None
         simulation.run_until_idle()
-    return has_failed
+    return disk.calls >= call
 
 
 @pytest.mark.slow
