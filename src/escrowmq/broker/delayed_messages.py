@@ -209,9 +209,8 @@ class DelayedMessages:
         """Return whether a record is a delayed message that is not delivered yet."""
         level = TIMER_LEVEL if record.topic == TIMER_TOPIC else record.queue_id + 1
         position = DelayedPosition(level, record.queue_offset)
-        return position.queue == (record.topic, record.queue_id) and not self.progress.is_delivered(
-            position
-        )
+        is_delayed = position.queue == (record.topic, record.queue_id)
+        return is_delayed and not self.progress.is_delivered(position)
 
     # --- when it is due --------------------------------------------------------------------------
 

@@ -250,12 +250,35 @@ def test_a_message_that_fails_again_after_its_retry_was_delivered_is_retried_aga
         assert send_back(bench, failed) == 0
         bench.tick(1_000)
         assert bench.bodies(RETRIES) == [b"retry"] * count
+        bench.tick(120_000)
+        send_delayed(bench, f"later {count}", "TAGS\x01a")
 
 
-def test_a_repeated_dead_letter_is_stored_once_within_ten_minutes() -> None:
+def test_a_client_that_repeats_late_does_not_repeat_a_delivered_retry() -> None:
     bench = EscrowBench()
     failed = failed_message(bench)
-    for expected, after_ms in ((1, 0), (1, 0), (2, 600_001)):
+    assert send_back(bench, failed) == 0
+    bench.tick(1_000)
+    assert send_back(bench, failed) == 0
+    deliver_all(bench)
+    assert bench.bodies(RETRIES) == [b"retry"]
+
+
+def test_a_long_delay_of_a_retry_does_not_make_it_a_second_one() -> None:
+    bench = EscrowBench()
+    failed = failed_message(bench)
+    for number in range(2):
+        assert send_back(bench, failed, level=18) == 0
+        bench.tick(HOUR_MS)
+        send_delayed(bench, f"later {number}", "TAGS\x01a")
+    deliver_all(bench)
+    assert bench.bodies(RETRIES) == [b"retry"]
+
+
+def test_a_repeated_dead_letter_is_stored_once_within_two_minutes() -> None:
+    bench = EscrowBench()
+    failed = failed_message(bench)
+    for expected, after_ms in ((1, 0), (1, 0), (2, 120_001)):
         bench.tick(after_ms)
         send_delayed(bench, f"other {after_ms}", "TAGS\x01a")
         assert send_back(bench, failed, level=-1) == 0
