@@ -254,6 +254,7 @@ class Broker:
             self.statistics,
             lambda: self.settings,
             BrokerInfo(version=version, cluster=config.broker.cluster_name),
+            self.delayed_messages,
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)
         self._transaction_admin = TransactionAdmin(
