@@ -401,6 +401,22 @@ def test_a_message_for_a_queue_that_its_topic_no_longer_has_goes_to_another_queu
     assert bench.bodies("T", 0) == [b"level"]
 
 
+def test_a_message_of_a_level_that_is_no_longer_configured_is_delivered() -> None:
+    bench = EscrowBench()
+    record = sample(
+        topic=SCHEDULE_TOPIC,
+        queue_id=29,
+        body=b"level 30",
+        properties=properties(DELAY="30", REAL_TOPIC="T", REAL_QID="0"),
+    )
+    bench.store.append([record], now_ms=bench.now_ms)
+    bench = bench.restarted()
+    bench.tick(2 * HOUR_MS - 1)
+    assert bench.bodies() == []
+    bench.tick(1)  # the longest delay that is configured
+    assert bench.bodies() == [b"level 30"]
+
+
 def test_an_error_in_one_part_of_the_periodic_work_stops_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,10 +427,11 @@ def test_an_error_in_one_part_of_the_periodic_work_stops_no_other(
         raise ZeroDivisionError("planned")
 
     # Private: no request reaches this failure; it stands for any bug.
-    monkeypatch.setattr(bench.broker, "_tick_steps", [fail, *bench.broker._tick_steps])
+    steps = {"planned": fail, **bench.broker._tick_steps}
+    monkeypatch.setattr(bench.broker, "_tick_steps", steps)
     bench.tick(1_000)
     assert bench.bodies() == [b"level"]
-    assert "periodic work failed" in caplog.text
+    assert "periodic work failed: planned" in caplog.messages
 
 
 # --- segments that expire ------------------------------------------------------------------------
