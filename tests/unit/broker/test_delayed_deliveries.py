@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from escrowmq.config import BrokerConfig, Config
-from escrowmq.errors import CorruptRecord
+from escrowmq.errors import CorruptRecord, StoreFull
 from escrowmq.message.names import DELIVERY_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import CRC_PROPERTY_BYTES_MAX, PROPERTIES_BYTES_MAX
@@ -163,6 +163,39 @@ def test_a_message_that_a_crash_cut_off_is_delivered_once_after_further_crashes(
         assert bench.bodies() == expected
 
 
+@pytest.mark.parametrize("loses_files", [False, True])
+def test_the_next_note_says_which_messages_a_crash_cut_off(
+    loses_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = EscrowBench()
+    for number in range(4):
+        send_delayed(begin, f"m{number}", "DELAY\x011")
+    begin.tick(1_000)
+    bench = begin.truncated(begin.messages()[1].log_offset).restarted().killed()
+    monkeypatch.setattr("escrowmq.broker.delayed_messages.BATCH_MESSAGES_MAX", 1)
+    bench.tick()  # one more, so that the note that was cut off is no longer the last one
+    assert bench.bodies() == [b"m0", b"m1"]
+    bench.store.abandon()
+    for path in ("config/delayOffset.json", "escrowmq.delays") if loses_files else ():
+        bench.disk.remove(path)
+    bench = bench.reopen(bench.disk)
+    deliver_all(bench)
+    assert bench.bodies() == [b"m0", b"m1", b"m2", b"m3"]
+
+
+@pytest.mark.parametrize(("send", "body"), WAYS)
+def test_a_message_stays_due_while_the_disk_is_full(
+    send: Callable[[EscrowBench], None], body: bytes
+) -> None:
+    bench = EscrowBench()
+    send(bench)
+    bench.disk.error, bench.disk.fail_at = StoreFull, bench.disk.calls + 1
+    bench.tick(1_000)
+    assert delivered(bench) == []
+    bench.tick()
+    assert delivered(bench) == [body]
+
+
 def test_a_damaged_note_repeats_no_message() -> None:
     bench = EscrowBench()
     for number in range(3):
@@ -215,6 +248,20 @@ def failed_message(bench: EscrowBench, key: str = "retry") -> int:
     bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=bench.now_ms)
     send_delayed(bench, key, "TAGS\x01a")
     return bench.messages()[-1].log_offset
+
+
+def test_a_sender_cannot_choose_the_topic_of_a_retry() -> None:
+    bench = EscrowBench()
+    bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=bench.now_ms)
+    send_delayed(bench, "retry", "RETRY_TOPIC\x01other\x02ORIGIN_MESSAGE_ID\x01other")
+    [message] = bench.messages()
+    for _ in range(2):
+        assert send_back(bench, message.log_offset) == 0
+        bench.tick(1_000)
+        message = bench.messages(RETRIES)[-1]
+        values = decode_properties(message.properties)
+        assert values["RETRY_TOPIC"] == "T"
+        assert values["ORIGIN_MESSAGE_ID"] != "other"
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
