@@ -184,7 +184,7 @@ class BrokerProcess:
         """Expire segments as the server does on a full disk, while no checkpoint runs."""
         self.finish_checkpoint()
         broker, store = self.broker, self.store
-        if not is_expired(store, now_ms=self.clock.now_ms(), hour=12, usage=FULL_DISK):
+        if not is_expired(store, age_of=lambda _: 0, hour=12, usage=FULL_DISK):
             return
         end = store.begin + self.settings.segment_bytes
         oldest_needed = broker.oldest_needed_offset()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
@@ -19,7 +20,7 @@ from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
 from escrowmq.broker.flow_control import FlowControl
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.admin_broker import (
     BackupProcessor,
     BrokerAdmin,
@@ -44,6 +45,7 @@ from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
+from escrowmq.escrow.recovery import TimeConversion
 from escrowmq.limited_log import LimitedLog
 from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
@@ -78,6 +80,7 @@ class Broker:
         access_validator: AccessValidator | None = None,
         day_of: Callable[[int], int] = utc_day,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
+        past_times: TimeConversion | None = None,
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
     ) -> None:
         """Create a broker on an open store.
@@ -87,6 +90,8 @@ class Broker:
         access_validator: checks every request. Without a validator, every request is allowed.
         wall_ms: converts the broker's time, which never goes back, to the wall-clock time that
             messages are stamped with and that delayed messages are due by.
+        past_times: converts times that an earlier process recorded to the broker's time. Without
+            it they are believed.
         """
         self.store = store
         self.counters = BrokerCounters() if counters is None else counters
@@ -108,7 +113,7 @@ class Broker:
         self._limited_log = LimitedLog(log)
         self._store_host = store_host
         self._create_processors(
-            disk, config, unique_keys, when_flushed, wall_ms, decision_piece_bytes
+            disk, config, unique_keys, when_flushed, wall_ms, past_times, decision_piece_bytes
         )
         self._create_admin_processors(disk, config, version, flush, access_validator)
         self._tick_steps: dict[str, Callable[[int], object]] = {
@@ -138,6 +143,7 @@ class Broker:
         unique_keys: UniqueKeyGenerator,
         when_flushed: WhenFlushed | None,
         wall_ms: Callable[[int], int],
+        past_times: TimeConversion | None,
         decision_piece_bytes: int,
     ) -> None:
         store = self.store
@@ -166,6 +172,7 @@ class Broker:
             broker_name=config.broker.broker_name,
             age_max_ms=config.store.retention_ms,
             piece_bytes=decision_piece_bytes,
+            times=past_times,
         )
         self.group_decisions = GroupDecisions(
             store, self.turn, self.transactions, self._messages_arrived
@@ -189,6 +196,7 @@ class Broker:
             park_plain=self.transactions.half_processor.park_plain,
             redirect=redirect,
             redirect_retry=self.send_back_processor.redirect_retry,
+            creations=partial(creations_of_request, self.topics, self.groups),
         )
         self._create_client_processors(config, wall_ms)
 
@@ -443,8 +451,9 @@ class Broker:
         self._save_tables()
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
-            self._saved_offsets_version = self.offsets.version
+            version = self.offsets.version
             self._offsets_file.save(offsetTable=self.offsets.dump())
+            self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:
         if self.topics.is_dirty:

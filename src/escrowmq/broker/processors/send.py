@@ -11,6 +11,7 @@ responds. A fast path gives the same record as `_send_validated()` would, with f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from typing import Final
 
@@ -75,8 +76,10 @@ class SendProcessor:
         redirect_retry: Callable[
             [NewRecord, SendMessage, int, int], NewRecord
         ] = lambda record, *_: record,
+        creations: Callable[[], AbstractContextManager[None]] = nullcontext,
         seed: int = 0,
     ) -> None:
+        """`creations`: a block that undoes what a refused send has created."""
         self._turn = turn
         self._topics = topics
         self._unique_keys = unique_keys
@@ -84,6 +87,7 @@ class SendProcessor:
         self._park_plain = park_plain
         self._redirect = redirect
         self._redirect_retry = redirect_retry
+        self._creations = creations
         self._random = Random(seed)
         trace_on = "true" if config.trace_on else "false"
         self._added_properties_text = (
@@ -149,6 +153,14 @@ class SendProcessor:
 
     def _send_validated(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         """Handle every send that is not plain, or not valid."""
+        topic = request.head.fields.topic
+        if self._topics.find(topic) is None or topic.startswith(RETRY_PREFIX):
+            with self._creations():
+                self._send_special(channel, request, now_ms)
+        else:
+            self._send_special(channel, request, now_ms)
+
+    def _send_special(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         fields = request.head.fields
         queue_id = self._choose_queue(fields, now_ms)
         waits_for_flush = "WAIT\x01false" not in fields.properties or not has_wait_false(
@@ -180,8 +192,10 @@ class SendProcessor:
     ) -> NewRecord:
         """Return the record of a valid send of one plain message. Raise RequestRefused."""
         fields = request.head.fields
-        record = self._make_record(channel, request, self._choose_queue(fields, now_ms), now_ms)
-        check_is_visible(record, fields.sys_flag)
+        with self._creations():
+            queue_id = self._choose_queue(fields, now_ms)
+            record = self._make_record(channel, request, queue_id, now_ms)
+            check_is_visible(record, fields.sys_flag)
         return record
 
     def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:

@@ -24,7 +24,7 @@ import msgspec
 
 from escrowmq.broker.closed_names import check_group_is_open, check_records_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestChannel, RequestPermissions
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.send import SEND_ERRORS, SendProcessor
 from escrowmq.broker.statistics import NORMAL, BrokerCounters
 from escrowmq.broker.turn import Turn
@@ -94,7 +94,10 @@ class SendBackProcessor:
     def handlers(self) -> list[Handler]:
         return [
             Handler(
-                RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back, RequestPermissions.send_back
+                RequestCode.CONSUMER_SEND_MSG_BACK,
+                self.send_back,
+                RequestPermissions.send_back,
+                is_flow_controlled=True,
             )
         ]
 
@@ -103,6 +106,13 @@ class SendBackProcessor:
     ) -> None:
         fields = request.head.fields
         check_group_is_open(fields.group)
+        with creations_of_request(self._topics, self._groups):
+            self._send_back(channel, request, now_ms)
+
+    def _send_back(
+        self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
+    ) -> None:
+        fields = request.head.fields
         record = self._store.record_at(fields.offset)
         check_records_are_open(record.topic)
         group = self._groups.require(fields.group, now_ms=now_ms)
@@ -235,7 +245,13 @@ class ReplyProcessor:
 
     def handlers(self) -> list[Handler]:
         return [
-            Handler(code, self.send_reply, RequestPermissions.reply, SEND_ERRORS)
+            Handler(
+                code,
+                self.send_reply,
+                RequestPermissions.reply,
+                SEND_ERRORS,
+                is_flow_controlled=True,
+            )
             for code in (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
         ]
 
