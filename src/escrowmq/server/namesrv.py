@@ -38,6 +38,7 @@ from escrowmq.namesrv.registration import (
 )
 from escrowmq.namesrv.route_table import RouteTable
 from escrowmq.parsing import parse_lenient_json
+from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.connection import SignFunction
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error
@@ -57,7 +58,7 @@ from escrowmq.server.security import (
     outgoing_signer,
     own_namesrv_context,
 )
-from escrowmq.server.tasks import background_tasks
+from escrowmq.server.tasks import background_tasks, repeat
 from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,8 @@ SWEEP_INTERVAL_S: Final = 1.0
 class KvConfigFile:
     """The key-value config of a name server, in a file.
 
-    Each change is durable before it is responded to. If the disk refuses the write, this is logged
-    and tried again after the next turn.
+    Each change is durable before it is responded to. If the disk refuses the write, the change is
+    undone and the client gets an error.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -85,17 +86,21 @@ class KvConfigFile:
             raise ConfigError(f"{KV_CONFIG_PATH}: {error}") from error
         self.settings = KvConfig.load(content)
         self._saved_revision = self.settings.revision
+        self._saved_content = self.settings.dump()
 
     def save(self) -> None:
-        """Write the file if something has changed."""
+        """Write the file if something has changed. Raises StoreError after undoing the change."""
         if self.settings.revision == self._saved_revision:
             return
+        content = self.settings.dump()
         try:
-            replace_file(self._disk, KV_CONFIG_PATH, msgspec.json.encode(self.settings.dump()))
+            replace_file(self._disk, KV_CONFIG_PATH, msgspec.json.encode(content))
         except StoreError as error:
-            log.warning("key-value settings not saved: %s", error)
-        else:
+            log.warning("key-value settings not saved, the change is undone: %s", error)
+            self.settings.restore(self._saved_content)
             self._saved_revision = self.settings.revision
+            raise
+        self._saved_revision, self._saved_content = self.settings.revision, content
 
 
 class _NameServerHandler:
@@ -118,7 +123,14 @@ class _NameServerHandler:
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
                 return
-        connection.write(self._namesrv.handle(request, connection, now_ms=now_ms))
+        response = self._namesrv.handle(request, connection, now_ms=now_ms)
+        try:
+            self._kv_config_file.save()
+        except StoreError as error:
+            response = encode_error(
+                request, RequestRefused(ResponseCode.SYSTEM_ERROR, f"not saved: {error}")
+            )
+        connection.write(response)
 
     def _required_permissions(self, request: Request[Any]) -> tuple[Permission, ...]:
         if self._namesrv.is_public(request.head.code):
@@ -126,7 +138,6 @@ class _NameServerHandler:
         return self._access.administrator_permissions()
 
     def end_turn(self, now_ms: int) -> bool:
-        self._kv_config_file.save()
         return False
 
     def channel_closed(self, connection: ServerConnection) -> None:
@@ -139,9 +150,10 @@ async def serve_name_server(
     access: AccessControl,
     registry: Registry,
     live_config: LiveConfig,
+    failed: asyncio.Event,
     watermark: MemoryWatermark,
 ) -> AsyncIterator[str]:
-    """Run a name server on its port; yield its address."""
+    """Run a name server on its port; yield its address. Set `failed` if it cannot go on."""
     config = live_config.config
     kv_config_file = KvConfigFile(RealDisk(config.store.root_dir))
     host = config.network.bind_address
@@ -168,18 +180,16 @@ async def serve_name_server(
     live_config.add_listener(lambda changed: server.change_config(changed.network))
     log.info("name server listens address=%s:%d", host, port)
 
-    async def sweep() -> None:
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            server.sweep_connections()
+    def expire() -> None:
+        for connection in name_server.tick(now_ms=clock.now_ms()):
+            connection.close()  # type: ignore[attr-defined]  # a ServerConnection
 
-    async def expire() -> None:
-        while True:
-            await asyncio.sleep(config.namesrv.broker_scan_interval_s)
-            for connection in name_server.tick(now_ms=clock.now_ms()):
-                connection.close()  # type: ignore[attr-defined]  # a ServerConnection
-
-    async with background_tasks(sweep(), expire()):
+    scan_interval_s = config.namesrv.broker_scan_interval_s
+    async with background_tasks(
+        failed,
+        repeat("limits of connections", server.sweep_connections, SWEEP_INTERVAL_S),
+        repeat("expiry of brokers", expire, scan_interval_s),
+    ):
         yield f"{reachable_host(host)}:{port}"
     await server.close()
 

@@ -26,6 +26,7 @@ from escrowmq.escrow.records import (
     HALF_RESERVED_BYTES,
     UNIQUE_KEY_BYTES_MAX,
     check_half_limits,
+    check_half_names,
     make_half,
     make_plain_half,
     parse_half,
@@ -78,6 +79,7 @@ class HalfProcessor:
         half_record = make_half(record, packed_count=packed_count)
         properties = parse_half(half_record)
         assert properties is not None, "make_half() writes the topic and the queue"
+        check_half_names(properties.group, properties.key)
         check_half_limits(properties.key, properties.group, len(half_record.properties))
         half = self.coordinator.new_half(
             properties.topic,
@@ -106,6 +108,8 @@ class HalfProcessor:
         properties, final_properties, group, key, tags_and_keys = make_plain_half(
             fields.properties, added_properties, fields.topic, queue_id
         )
+        if not (key.isalnum() and group.isprintable()):
+            check_half_names(group, key)
         # The properties are short, so only the names have to be checked.
         if len(key) > UNIQUE_KEY_BYTES_MAX or len(group) > _SHORT_GROUP_LENGTH:
             check_half_limits(key, group, len(properties))
