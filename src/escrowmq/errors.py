@@ -26,6 +26,7 @@ EscrowError
     StoreFull                the disk is full; nothing was stored
     StoreUnavailable         files or memory are short for the moment; nothing was stored
     StoreFailed              a write or flush failed; restart, so that recovery finds the truth
+    ReadFailed               bytes of a file cannot be read: a bad sector, or the file was cut short
     FlushTimeout             stored, but not flushed in time; it may become durable later
     StoreLocked              another process uses the directory
     StoreDamaged             the directory cannot be opened as it is
@@ -234,6 +235,13 @@ class StoreFailed(StoreError):
     may_have_happened = True
 
 
+class ReadFailed(StoreError):
+    """Bytes of a file cannot be read: a bad sector, or the file was cut short.
+
+    Only this read has failed. Other files, and other parts of this file, are not affected.
+    """
+
+
 class FlushTimeout(StoreError):
     """Records are stored but were not flushed in time. They may become durable later."""
 
@@ -371,8 +379,8 @@ class TransactionMessageFailed(EscrowError):
 class SessionEndedInBlock(EscrowError):
     """The block committed or rolled back its own database transaction.
 
-    Leave the block instead. The marker shows what the database did, and check-back decides the
-    messages accordingly.
+    Leave the block instead. The marker shows what the database did, and the messages follow it.
+    Look at the database before you repeat the work.
     """
 
     may_have_happened = True
