@@ -97,11 +97,12 @@ class Broker:
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
         self.settings: BrokerSettings = FixedSettings()  # the server replaces them
-        self.topics = TopicTable(topics_file(disk), config.broker, on_topics_changed)
+        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
+        self.topics.restore_missing(store.queues(), store.damage)
         self.groups = SubscriptionGroups(
-            groups_file(disk), auto_create=config.broker.creates_groups
+            groups_file(disk, store.damage), auto_create=config.broker.creates_groups
         )
-        self._offsets_file = offsets_file(disk)
+        self._offsets_file = offsets_file(disk, store.damage)
         self.offsets = ConsumerOffsets(self._offsets_file.offsets())
         self._saved_offsets_version = self.offsets.version
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups()
@@ -109,6 +110,7 @@ class Broker:
         self._locks = QueueLocks()
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
+        self._wall_ms = wall_ms
         self._last_expiry_ms = 0
         self._limited_log = LimitedLog(log)
         self._store_host = store_host
@@ -278,7 +280,9 @@ class Broker:
             self.statistics,
             address="{}:{}".format(*decode_host(self._store_host)),
         )
-        self._offset_admin = OffsetAdmin(store, topics, groups, offsets, self.consumers)
+        self._offset_admin = OffsetAdmin(
+            store, topics, groups, offsets, self.consumers, self.save_offsets
+        )
         self._consumer_relay = ConsumerRelay(store, topics, groups, self.consumers)
 
     def handlers(self) -> list[Handler]:
@@ -336,6 +340,7 @@ class Broker:
             channel.address,
             lambda request: handler.permission(self._permissions, request),
             now_ms=now_ms,
+            wall_ms=self._wall_ms(now_ms),
         )
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
@@ -375,9 +380,13 @@ class Broker:
             try:
                 self._save_tables()
             except StoreError as error:
-                log.warning("topics or groups not saved, sends refused: %s", error)
+                log.warning("topics or groups not saved, requests of this turn refused: %s", error)
                 self.turn.fail_all(error)
+                self.topics.revert()
+                self.groups.revert()
+                self._metadata_admin.respond_changes(error)
                 return False
+        self._metadata_admin.respond_changes(None)
         self.transactions.checker.end_turn(now_ms)
         self.group_decisions.end_turn(now_ms)
         self.turn.append_all(now_ms)
@@ -448,6 +457,7 @@ class Broker:
             self.delayed_messages.save()
 
     def save_offsets(self) -> None:
+        """Write offsets, and tables and snapshot if they have changed. Raise StoreError."""
         self._save_tables()
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
@@ -456,9 +466,9 @@ class Broker:
             self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:
-        if self.topics.is_dirty:
+        if self.topics.is_dirty or self.topics.is_file_uncertain:
             self.topics.save()
-        if self.groups.is_dirty:
+        if self.groups.is_dirty or self.groups.is_file_uncertain:
             self.groups.save()
 
 
