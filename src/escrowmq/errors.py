@@ -46,6 +46,7 @@ EscrowError
   TableFull                a table has reached its limit; nothing was changed
   TooManyOpenTransactions  the limit of open transactions is reached
   TransactionNotFound      there is no such half, or it belongs to another producer group
+  AmbiguousTransaction     several transactions have this id
   TransactionConflict      the transaction was decided before, with the other verdict
   TransactionMessageFailed a message could not be sent, so the database transaction is rolled back
   SessionEndedInBlock      the block ended its own database transaction
@@ -378,8 +379,8 @@ class TransactionMessageFailed(EscrowError):
 class SessionEndedInBlock(EscrowError):
     """The block committed or rolled back its own database transaction.
 
-    Leave the block instead. The marker shows what the database did, and check-back decides the
-    messages accordingly.
+    Leave the block instead. The marker shows what the database did, and the messages follow it.
+    Look at the database before you repeat the work.
     """
 
     may_have_happened = True

@@ -110,6 +110,7 @@ class Broker:
         self._locks = QueueLocks()
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
+        self._wall_ms = wall_ms
         self._last_expiry_ms = 0
         self._limited_log = LimitedLog(log)
         self._store_host = store_host
@@ -117,16 +118,16 @@ class Broker:
             disk, config, unique_keys, when_flushed, wall_ms, past_times, decision_piece_bytes
         )
         self._create_admin_processors(disk, config, version, flush, access_validator)
-        self._tick_steps: list[Callable[[int], object]] = [
-            self.pull_processor.expire,
-            self.transactions.tick,
-            lambda now_ms: self.group_decisions.tick(),
-            self._metadata_admin.tick,
-            self._broker_admin.tick,
-            lambda now_ms: self.flow_control.update(),
-            self.delayed_messages.deliver,
-            self._expire,
-        ]
+        self._tick_steps: dict[str, Callable[[int], object]] = {
+            "held pulls": self.pull_processor.expire,
+            "transactions": self.transactions.tick,
+            "group decisions": lambda now_ms: self.group_decisions.tick(),
+            "topics": self._metadata_admin.tick,
+            "statistics": self._broker_admin.tick,
+            "flow control": lambda now_ms: self.flow_control.update(),
+            "delayed messages": self.delayed_messages.deliver,
+            "expiry": self._expire,
+        }
         self._handlers = {handler.code: handler for handler in self.handlers()}
         self._access_validator = access_validator
         # The access key of each channel's last heartbeat, for checks that are sent to it later.
@@ -263,6 +264,7 @@ class Broker:
             self.statistics,
             lambda: self.settings,
             BrokerInfo(version=version, cluster=config.broker.cluster_name),
+            self.delayed_messages,
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)
         self._transaction_admin = TransactionAdmin(
@@ -338,6 +340,7 @@ class Broker:
             channel.address,
             lambda request: handler.permission(self._permissions, request),
             now_ms=now_ms,
+            wall_ms=self._wall_ms(now_ms),
         )
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
@@ -393,12 +396,12 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""
         self._now_ms = now_ms
-        for step in self._tick_steps:
+        for name, step in self._tick_steps.items():
             # A bug in one step must not stop the others, and above all not the process.
             try:
                 step(now_ms)
             except Exception:
-                self._limited_log.exception(now_ms, "periodic work failed step=%s", step)
+                self._limited_log.exception(now_ms, "periodic work failed: %s", name)
 
     def _expire(self, now_ms: int) -> None:
         if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:

@@ -91,14 +91,16 @@ class LogFlush:
     has_new_files: bool
 
     def run(self) -> None:
+        is_synced = False
         try:
             for file in self.files:
                 file.sync()
+            is_synced = True
             if self.has_new_files:
                 self.disk.sync_directory(LOG_DIRECTORY)
-        except StoreUnavailable:
-            raise  # the directory could not be opened now: nothing failed, the flush is repeated
-        except StoreError as error:
+        except Exception as error:
+            if is_synced and isinstance(error, StoreUnavailable):
+                raise  # the directory could not be opened now: nothing failed, repeat the flush
             # This is fatal for whatever reason, even if the disk is only full. The kernel may have
             # dropped the pages that it could not write, and the next fsync would report success.
             raise StoreFailed(f"the log could not be flushed: {error}") from error

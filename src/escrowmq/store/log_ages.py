@@ -152,14 +152,15 @@ class PastTimes:
     def stored_ms(self, stored_ms: int, log_offset: int) -> int:
         """Convert the stored time of the record at a log offset."""
         index = bisect_right(self.marks, log_offset, key=_log_end)
-        # The record was written between two marks. The stored time counts if it is possible.
+        # The record was written between two marks. If its stored time is not possible, a clock was
+        # or is wrong, and the record counts as young: nothing happens to it too early.
         after, before = self.marks[index : index + 1], self.marks[max(0, index - 1) : index]
         age_min_ms = self.measured_ms - after[0].measured_ms if after else 0
         age_max_ms = self.measured_ms - before[0].measured_ms if before else age_min_ms
         if not before or not self.is_same_boot:
             age_max_ms += _DOWNTIME_MAX_MS
         age_ms = self.now_ms - stored_ms
-        return self.now_ms - min(max(age_ms, age_min_ms), age_max_ms)
+        return self.now_ms - (age_ms if age_min_ms <= age_ms <= age_max_ms else age_min_ms)
 
     def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
         """Convert a time that the broker wrote into the record at a log offset.

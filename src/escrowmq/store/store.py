@@ -407,6 +407,7 @@ class MessageStore(StoreReader):
         pending_keys: list[PendingKeys] = []
         add_key = pending_keys.append
         queue: ConsumeQueue | None = None
+        is_encoded = False
         try:
             for record in records:
                 if type(record) is RecordRun:
@@ -444,9 +445,13 @@ class MessageStore(StoreReader):
                 if is_keyed:
                     for key in keys:
                         add_key((topic, key, log_offset, stored_ms))
+            is_encoded = True
             batch.write()
         except BaseException as error:
             self._undo_append(changed_queues, queue)
+            if not is_encoded and isinstance(error, MemoryError):
+                # It may have come between the entry of a queue and the note of it.
+                self.fail(error)
             if isinstance(error, struct.error):
                 raise RecordRefused(f"a number is out of range for its field: {error}") from error
             raise

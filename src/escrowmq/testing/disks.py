@@ -285,7 +285,7 @@ class FaultyDisk(MemoryDisk):
     seed: int = 0
     fail_at: int | None = None  # this call alone
     fail_from: int | None = None  # this call and all later ones
-    error: type[StoreError] = StoreFailed
+    error: type[Exception] = StoreFailed  # also MemoryError
     sync_failure_drops_pages: bool = True
     power_cut_at: int | None = None  # this call and all later ones raise PowerCut
     fail_read_at: int | None = None  # this read alone
