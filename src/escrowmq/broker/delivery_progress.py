@@ -24,6 +24,7 @@ before the log that it depends on is durable.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import zlib
 from collections.abc import Iterable, Iterator
@@ -33,7 +34,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord, RecordNotFound
+from escrowmq.errors import CorruptRecord, ReadFailed, RecordNotFound
 from escrowmq.message import names
 from escrowmq.message.names import DELIVERY_TOPIC, REAL_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from escrowmq.message.properties import find_property
@@ -448,7 +449,9 @@ class DeliveryProgress:
         return min(saved_offset, snapshot.log_offset)
 
     def _load_snapshot(self) -> _Snapshot | None:
-        content = read_file(self._disk, SNAPSHOT_PATH) or b""
+        content = b""
+        with contextlib.suppress(ReadFailed):  # without it, everything is read from the log
+            content = read_file(self._disk, SNAPSHOT_PATH) or b""
         if not content:
             return None
         data = content[4:]

@@ -105,6 +105,12 @@ LOG_END: Final = Gauge("escrowmq_log_end_bytes", "Log offset of the next record.
 LOG_FLUSHED: Final = Gauge(
     "escrowmq_log_flushed_bytes", "Log offset up to which the log is durable."
 )
+DAMAGE_FOUND: Final = Counter(
+    "escrowmq_damage_found_total",
+    "Damage that was found in files of the store since the start. What is repaired has cost "
+    "nothing; look at the broker's log for what is not, and at the disk in both cases.",
+    ("kind", "repaired"),
+)
 LOG_CHECKPOINTED: Final = Gauge(
     "escrowmq_log_checkpointed_bytes",
     "Log offset up to which queues and index are in their files, where a start after a crash "
@@ -337,6 +343,12 @@ class BrokerMetrics:
         yield LOG_FLUSHED.value(store.flushed_offset)
         yield LOG_CHECKPOINTED.value(store.checkpointed_offset)
         yield STORE_WRITABLE.value(int(store.is_writable))
+        yield DAMAGE_FOUND.samples(
+            [
+                ((kind.value, "yes" if is_repaired else "no"), count)
+                for (kind, is_repaired), count in store.damage.counts.items()
+            ]
+        )
 
     def _oldest_message_age(self) -> list[_Sample]:
         store = self._broker.store

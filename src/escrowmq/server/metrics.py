@@ -124,9 +124,7 @@ BROKEN_FILES: Final = Gauge(
     "Files of accounts or certificates that changed and are invalid; the old content is used.",
 )
 PROCESSOR_SECONDS: Final = Counter("process_cpu_seconds_total", "Processor time of this process.")
-RESIDENT_MEMORY: Final = Gauge(
-    "process_resident_memory_bytes", "Memory of this process, including mapped pages of the log."
-)
+RESIDENT_MEMORY: Final = Gauge("process_resident_memory_bytes", "Memory of this process.")
 
 
 class Health:

@@ -211,6 +211,7 @@ class BrokerAdmin:
             "remainHowManyDataToFlush": f"{store.end - store.flushed_offset} B",
             "dispatchBehindBytes": "0",  # queue entries and keys are written with the message
             "earliestMessageTimeStamp": str(self._oldest_ms()),
+            "escrowDamageFound": str(store.damage.total),
         }
 
     def _oldest_ms(self) -> int:
