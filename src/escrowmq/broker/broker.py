@@ -2,7 +2,7 @@
 
 It has no socket and starts no task; its owner calls it:
 
-    handle()     for each request that a channel received
+    handle()     for each request that a channel received; what takes long is returned as sliced work
     end_turn()   once per turn of the event loop: one append for everything handled in it
     tick()       about ten times a second
     save()       every few seconds: write to files what is not in the log
@@ -49,6 +49,7 @@ from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.config_files import delay_offsets_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
@@ -259,8 +260,11 @@ class Broker:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def handle(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        """Handle a request. Whatever it raises becomes the response to this request alone."""
+    def handle(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork | None:
+        """Handle a request, or return the work that handles it in slices.
+
+        Whatever it raises becomes the response to this request alone.
+        """
         self._now_ms = now_ms
         code = request.head.code
         self.counters.requests[code] += 1
@@ -269,14 +273,29 @@ class Broker:
             if self._access_validator is not None:
                 self._check_access(self._access_validator, channel, request, handler, now_ms)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
-                self.flow_control.handle(handler.function, channel, request, now_ms)
+                work = self.flow_control.handle(handler.function, channel, request, now_ms)
             else:
-                handler.function(channel, request, now_ms)
+                work = handler.function(channel, request, now_ms)
         except Exception as error:
-            # A bug must cost one request, not the broker. The request has written nothing: only
-            # end_turn() writes.
-            refused_code = respond_error(channel, request, error, handler.errors)
-            self.counters.refused[code, refused_code] += 1
+            self._refuse(channel, request, handler, error)
+            return None
+        return None if work is None else self._run_work(work, channel, request, handler)
+
+    def _run_work(
+        self, work: SlicedWork, channel: Channel, request: Request[Any], handler: Handler
+    ) -> SlicedWork:
+        try:
+            yield from work
+        except Exception as error:
+            self._refuse(channel, request, handler, error)
+
+    def _refuse(
+        self, channel: Channel, request: Request[Any], handler: Handler, error: Exception
+    ) -> None:
+        # A bug must cost one request, not the broker. The request has written nothing: only
+        # end_turn() writes.
+        refused_code = respond_error(channel, request, error, handler.errors)
+        self.counters.refused[request.head.code, refused_code] += 1
 
     def _check_access(
         self,

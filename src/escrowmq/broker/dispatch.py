@@ -57,6 +57,7 @@ from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Body, Request
+from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ RESPONSE_CODES: Final[ErrorCodes] = {
     WriterFenced: ResponseCode.TRANSACTION_FENCED,
 }
 NO_OVERRIDES: Final[ErrorCodes] = {}
+REMARK_LENGTH_MAX: Final = 4_096
 
 
 def response_code(error: Exception, overrides: ErrorCodes = NO_OVERRIDES) -> int | None:
@@ -207,7 +209,8 @@ def respond_error(
         code, remark = int(ResponseCode.SYSTEM_ERROR), "internal error, see the broker's log"
     else:
         remark = error.remark if isinstance(error, RequestRefused) else str(error)
-    channel.respond(request, code=code, remark=remark)
+    # An error may repeat what the client sent, which may be as long as a frame.
+    channel.respond(request, code=code, remark=remark[:REMARK_LENGTH_MAX])
     return code
 
 
@@ -353,8 +356,9 @@ def _group(name: str, actions: Action) -> Permission:
 
 # --- handlers ------------------------------------------------------------------------------------
 
-# Called with the channel, the request and the time in milliseconds.
-HandlerFunction: TypeAlias = Callable[[Channel, Request[Any], int], None]
+# Called with the channel, the request and the time in milliseconds. A handler that may take longer
+# than a millisecond or two is a generator: it yields where it may be interrupted or dropped.
+HandlerFunction: TypeAlias = Callable[[Channel, Request[Any], int], SlicedWork | None]
 PermissionRule: TypeAlias = Callable[[RequestPermissions, Request[Any]], Iterable[Permission]]
 
 

@@ -21,6 +21,7 @@ from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import decode_batch
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.store import MessageStore
 
 CONNECTION: Final = "connection"
@@ -55,7 +56,7 @@ class FlowControl:
 
     def handle(
         self, function: HandlerFunction, channel: Channel, request: Request[Any], now_ms: int
-    ) -> None:
+    ) -> SlicedWork | None:
         """Call the handler function of a send, or raise RequestRefused with SYSTEM_BUSY."""
         config, topic = self._config, request.head.fields.topic
         if self.is_disk_behind:
@@ -78,10 +79,11 @@ class FlowControl:
                 if not bucket.has_tokens(rate_per_s, now_ms):
                     self._refuse(limit, f"{setting}={rate_per_s} per second; send less, or later")
                 charged.append((bucket, counts_bytes))
-        function(channel, request, now_ms)
+        work = function(channel, request, now_ms)
         # A send that the handler refused raised above and costs nothing.
         for bucket, counts_bytes in charged:
             bucket.tokens -= len(request.body) if counts_bytes else _message_count(request)
+        return work
 
     def purge_idle(self, now_ms: int) -> None:
         """Drop the buckets that are full again; a new one would be the same."""

@@ -7,6 +7,12 @@ One iteration of the event loop is one turn. Every connection that has data hand
 at the end of the turn the sends of all of them are appended in one write, and each connection with
 responses is written to once. No other optimisation here gains as much.
 
+A turn is bounded by time, and connections are served fairly. Each has a share of the turn, in time
+and in requests. What exceeds it waits, with the requests behind it, and so does a request that its
+handler carries out in slices. At the end of every turn those that wait get a slice each, round
+robin. New requests of other connections come before them, so a client with few requests waits for
+about one slice, whatever the others send.
+
 Memory is bounded. A connection that does not read its responses is not read from until it does, so
 it holds at most its write buffer and the responses to one chunk of requests. An incomplete request
 is dropped with its connection when it is older than the idle timeout, however steadily its bytes
@@ -47,6 +53,7 @@ from escrowmq.remoting.responses import (
     encode_success,
 )
 from escrowmq.server.security import TlsContext, TlsDetector
+from escrowmq.sliced_work import SlicedWork, SliceScheduler
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +72,10 @@ class ServerConnection(asyncio.Protocol):
         self._is_write_paused = False
         self._is_held = False
         self._pending_calls: dict[Call, Callable[[Command | None, bytes], None]] = {}
-        # The events of a chunk that are left for the next turn.
-        self._remaining_events: Iterator[Event] | None = None
+        self._has_waiting_events = False  # of a chunk that was not handled within one share
+        self.turn_number = -1  # the turn to which the next two belong
+        self.share_end_s = 0.0
+        self.share_events = 0  # how many more of them fit into the share of this turn
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # incomplete request: bytes received so far, and its number
         self.address = ""
@@ -84,40 +93,57 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        connection = self._connection
+        server, connection = self._server, self._connection
         try:
             connection.receive(data)
-            self._handle(connection.events())
+            server.schedule_turn()
+            self.last_active_s = server.turn_start_s
+            events = connection.events()
+            remaining_work = server.handle_events(self, events)
         except RemoteProtocolError as error:
-            log.info("connection closed peer=%s: %s", self.address, error)
-            self.close()
-        if connection.partial_frame != self.partial:
-            before, self.partial = self.partial, connection.partial_frame
-            self._server.update_partial(self, before)
+            self._close_after(error)
+        else:
+            if remaining_work is not None:
+                # Read nothing more until it is done: the responses keep the order of the requests.
+                self._has_waiting_events = True
+                self._update_reading()
+                server.add_waiting(self._continue(events, remaining_work))
+        self._update_partial()
 
-    def _handle(self, events: Iterator[Event]) -> None:
-        server = self._server
-        server.schedule_turn()
-        self.last_active_s = server.turn_start_s
-        if not server.handle_events(self, events):
-            # Let the other connections have a turn first.
-            self._remaining_events = events
-            self._update_reading()
-            server.call_soon(self._continue)
-
-    def _continue(self) -> None:
-        events, self._remaining_events = self._remaining_events, None
-        if events is None or not self.is_open:
-            return
+    def _continue(self, events: Iterator[Event], begun: SlicedWork) -> SlicedWork:
+        """Finish a request that was begun, then handle the other events of its chunk."""
+        handle_event = self._server.handle_event
+        work: SlicedWork | None = begun
         try:
-            self._handle(events)
-            self._update_reading()
-            if self._connection.partial_frame != self.partial:
-                before, self.partial = self.partial, self._connection.partial_frame
-                self._server.update_partial(self, before)
+            while self.is_open:
+                if work is not None:
+                    for _ in work:
+                        yield
+                        if not self.is_open:
+                            return  # nobody reads the result
+                event = next(events, None)
+                if event is None:
+                    break
+                self.last_active_s = self._server.turn_start_s
+                work = handle_event(self, event)
+                yield
         except RemoteProtocolError as error:
-            log.info("connection closed peer=%s: %s", self.address, error)
-            self.close()
+            self._close_after(error)
+        except Exception:
+            log.exception("connection closed peer=%s: a request failed", self.address)
+            self.abort()
+        self._has_waiting_events = False
+        self._update_reading()
+        self._update_partial()
+
+    def _close_after(self, error: RemoteProtocolError) -> None:
+        log.info("connection closed peer=%s: %s", self.address, error)
+        self.close()
+
+    def _update_partial(self) -> None:
+        if self._connection.partial_frame != self.partial:
+            before, self.partial = self.partial, self._connection.partial_frame
+            self._server.update_partial(self, before)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -138,9 +164,7 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        should_read = not (
-            self._is_write_paused or self._is_held or self._remaining_events is not None
-        )
+        should_read = not (self._is_write_paused or self._is_held or self._has_waiting_events)
         if should_read and not transport.is_reading():
             transport.resume_reading()
         elif not should_read and transport.is_reading():
@@ -272,9 +296,7 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def response_received(self, response: Response) -> None:
-        on_response = self._pending_calls.pop(response.call, None)
-        if on_response is not None:
-            on_response(response.command, bytes(response.body))
+        self._end_call(response.call, response.command, response.body)
 
     def expire_calls(self, now_s: float) -> bool:
         """Fail the calls whose time is over. Return whether others still wait for a response."""
@@ -283,9 +305,16 @@ class ServerConnection(asyncio.Protocol):
 
     def _fail_calls(self, failures: list[CallFailed]) -> None:
         for failure in failures:
-            on_response = self._pending_calls.pop(failure.call, None)
-            if on_response is not None:
-                on_response(None, b"")
+            self._end_call(failure.call, None, b"")
+
+    def _end_call(self, call: Call, command: Command | None, body: Body) -> None:
+        on_response = self._pending_calls.pop(call, None)
+        if on_response is None:
+            return
+        try:
+            on_response(command, bytes(body))
+        except Exception:  # it costs the one who waits for this response, and nobody else
+            log.exception("response not handled peer=%s code=%d", self.address, call.code)
 
     def flush(self) -> int:
         """Write the responses to the socket. Return how many bytes it has not accepted yet."""
@@ -305,6 +334,12 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None:
             self.flush()
             self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once, without writing anything."""
+        self._outgoing = []
+        if self._transport is not None:
+            self._transport.abort()
 
     def drop(self) -> None:
         """Close the connection, without waiting for a peer that does not read."""
@@ -366,7 +401,12 @@ class IdleTracker(Generic[L]):
 
 # --- the port ------------------------------------------------------------------------------------
 
-EVENTS_PER_TURN_MAX = 64  # of one connection
+# The share of one connection in a turn, unless the turn is over before. Sixty-four sends take less
+# than a millisecond; the time is for requests that cost more.
+SHARE_EVENTS_MAX = 64
+SHARE_S = 0.001
+# How long a turn accepts new requests. A turn of this length appends thousands of messages.
+TURN_S = 0.02
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -396,11 +436,24 @@ def reachable_host(host: str) -> str:
 class RequestHandler(Protocol):
     """Handler of the requests of a port: the broker, or the name server."""
 
-    def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None: ...
+    def handle(
+        self, connection: ServerConnection, request: Request[Any], now_ms: int
+    ) -> SlicedWork | None:
+        """Handle a request, or return work that does so in slices.
+
+        The connection's next request is not handled before the work is done. The work is dropped
+        when the connection closes.
+        """
+
     def end_turn(self, now_ms: int) -> bool:
         """Finish the turn. Return whether another turn is needed soon."""
 
     def channel_closed(self, connection: ServerConnection) -> None: ...
+
+
+def _nothing_begun() -> SlicedWork:
+    """Return work for a connection whose last request is done, but not all of its requests."""
+    yield from ()
 
 
 class RemotingServer:
@@ -432,6 +485,10 @@ class RemotingServer:
         self._loop = asyncio.get_running_loop()
         self._unflushed: list[ServerConnection] = []
         self._is_turn_scheduled = False
+        self._turn_number = 0
+        self._elapsed_s = clock.elapsed_s
+        # Connections whose requests did not fit into their share.
+        self._waiting = SliceScheduler(clock.elapsed_s)
         self.turn_start_ms, self.turn_start_s = clock.now_ms(), clock.elapsed_s()
         self._server: asyncio.Server | None = None
         self._unsent_bytes: dict[ServerConnection, int] = {}  # not yet accepted by the socket
@@ -503,27 +560,53 @@ class RemotingServer:
         self._idle_tracker.watch(connection)
         return True
 
-    def handle_events(self, connection: ServerConnection, events: Iterator[Event]) -> bool:
+    def handle_events(
+        self, connection: ServerConnection, events: Iterator[Event]
+    ) -> SlicedWork | None:
         """Handle the events of one chunk; responses are sent at the end of the turn.
 
-        Return False if the connection has used its share of the turn and may have more events.
+        Return None when all of them are handled. Otherwise the connection has used its share of the
+        turn: return what is left of the last request, which comes before the remaining events.
         """
-        handle, now_ms, remaining = self._handler.handle, self.turn_start_ms, EVENTS_PER_TURN_MAX
+        elapsed_s = self._elapsed_s
+        if connection.turn_number != self._turn_number:
+            connection.turn_number = self._turn_number
+            connection.share_events = SHARE_EVENTS_MAX
+            connection.share_end_s = min(elapsed_s(), self.turn_start_s + TURN_S) + SHARE_S
+        remaining, end_s = connection.share_events, connection.share_end_s
+        if not remaining or elapsed_s() >= end_s:
+            return _nothing_begun()
+        handle_event = self.handle_event
         for event in events:
+            work = handle_event(connection, event)
+            if work is not None:  # its first slice; most requests that could take long do not
+                for _ in work:
+                    if elapsed_s() >= end_s:
+                        return work
+            remaining -= 1
+            if not remaining or elapsed_s() >= end_s:
+                connection.share_events = remaining
+                return _nothing_begun()
+        connection.share_events = remaining
+        return None
+
+    def handle_event(self, connection: ServerConnection, event: Event) -> SlicedWork | None:
+        """Handle one event, or return the work that does so in slices."""
+        try:
             if type(event) is Request:
-                handle(connection, event, now_ms)
-            elif type(event) is InvalidRequest:
+                return self._handler.handle(connection, event, self.turn_start_ms)
+            if type(event) is InvalidRequest:
                 self.refused_requests[event.error.code] += 1
                 connection.write(encode_error(event.request, event.error))
             elif type(event) is Response:
                 connection.response_received(event)
-            remaining -= 1
-            if not remaining:
-                return False
-        return True
+        except Exception:  # not even an error could be sent: it costs this request alone
+            log.exception("request not responded to peer=%s", connection.address)
+        return None
 
-    def call_soon(self, step: Callable[[], None]) -> None:
-        self._loop.call_soon(step)
+    def add_waiting(self, work: SlicedWork) -> None:
+        """Go on with the work of a connection at the end of this turn, in slices."""
+        self._waiting.add(work)
 
     def connection_closed(self, connection: ServerConnection) -> None:
         self._unsent_bytes.pop(connection, None)
@@ -533,7 +616,10 @@ class RemotingServer:
             self._held_connections.discard(connection)
             self._calling.discard(connection)
             self._idle_tracker.remove(connection)
-            self._handler.channel_closed(connection)
+            try:
+                self._handler.channel_closed(connection)
+            except Exception:  # a bug must not cost the loop that closes connections
+                log.exception("closed connection not cleaned up peer=%s", connection.address)
 
     def update_partial(self, connection: ServerConnection, before: tuple[int, int]) -> None:
         """Account for a chunk that ended inside a request, or completed one."""
@@ -572,16 +658,17 @@ class RemotingServer:
             self._loop.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
-        wants_more = False
+        wants_more = self._waiting.run_turn()
         try:
-            wants_more = self._handler.end_turn(self.turn_start_ms)
+            wants_more = self._handler.end_turn(self.turn_start_ms) or wants_more
         except Exception:  # a bug must not hold back the responses of other requests
             log.exception("turn failed")
         unflushed, self._unflushed = self._unflushed, []
         was_scheduled = self._is_turn_scheduled
         self._is_turn_scheduled = False  # only now: end_turn() above wrote responses of this turn
+        self._turn_number += 1
         for connection in unflushed:
-            unsent = connection.flush()
+            unsent = self._flush(connection)
             if unsent:
                 self._unsent_bytes[connection] = unsent
                 if sum(self._unsent_bytes.values()) > self._config.in_flight_bytes_max:
@@ -591,6 +678,14 @@ class RemotingServer:
             self.turn_seconds.observe(self._clock.elapsed_s() - self.turn_start_s)
         if wants_more:
             self.schedule_turn()  # requests that have arrived by then are part of it
+
+    def _flush(self, connection: ServerConnection) -> int:
+        try:
+            return connection.flush()
+        except Exception:  # a broken connection must not cost the others their responses
+            log.exception("connection closed peer=%s: responses not written", connection.address)
+            connection.abort()
+            return 0
 
     def sweep_connections(self) -> None:
         """Close idle connections and resume reading where memory allows it; call it regularly."""
