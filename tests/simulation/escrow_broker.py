@@ -199,7 +199,7 @@ class BrokerProcess:
     def stop(self) -> None:
         """Stop like `serve`: respond to requests in progress, then make everything durable."""
         self.finish_checkpoint()
-        self.broker.pull_processor.release_all(self.clock.now_ms())
+        self.broker.pull_processor.release_all()
         self.end_turn()
         self.flush()
         self.end_turn()

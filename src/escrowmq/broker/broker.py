@@ -11,13 +11,13 @@ It has no socket and starts no task; its owner calls it:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
-from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_failure
 from escrowmq.broker.flow_control import FlowControl
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.admin_broker import (
@@ -44,12 +44,11 @@ from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
-from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
-from escrowmq.sliced_work import SlicedWork
+from escrowmq.sliced_work import SlicedWork, SliceScheduler
 from escrowmq.store.config_files import delay_offsets_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
@@ -77,6 +76,7 @@ class Broker:
         day_of: Callable[[int], int] = utc_day,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
+        elapsed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Create a broker on an open store.
 
@@ -85,6 +85,8 @@ class Broker:
         access_validator: checks every request. Without a validator, every request is allowed.
         wall_ms: converts the broker's time, which never goes back, to the wall-clock time that
             messages are stamped with and that delayed messages are due by.
+        elapsed_s: measures how long work takes, so that long work is done in slices. Without it,
+            all work of a turn is done in that turn.
         """
         self.store = store
         self.counters = BrokerCounters() if counters is None else counters
@@ -106,6 +108,9 @@ class Broker:
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
         self._last_expiry_ms = 0
+        self._elapsed_s = elapsed_s
+        # Long work that no single request waits for, such as waking held pulls.
+        self._background_work = SliceScheduler(elapsed_s)
         self._store_host = store_host
         self._create_processors(
             disk, config, unique_keys, when_flushed, wall_ms, decision_piece_bytes
@@ -140,11 +145,13 @@ class Broker:
             config.consume,
             self.counters,
             broker_permission=config.broker.broker_permission,
+            background_work=self._background_work,
+            elapsed_s=self._elapsed_s,
         )
         self.turn = Turn(
             store,
             when_flushed=when_flushed,
-            messages_arrived=self._messages_arrived,
+            messages_arrived=self.pull_processor.messages_arrived,
             counters=self.counters,
             wall_ms=wall_ms,
         )
@@ -163,7 +170,7 @@ class Broker:
             piece_bytes=decision_piece_bytes,
         )
         self.group_decisions = GroupDecisions(
-            store, self.turn, self.transactions, self._messages_arrived
+            store, self.turn, self.transactions, self.pull_processor.messages_arrived
         )
         self.send_back_processor = SendBackProcessor(
             store, self.topics, self.groups, self._locks, redirect, self.turn
@@ -200,6 +207,7 @@ class Broker:
             self._locks,
             on_producer_joined=self.transactions.checker.producer_joined,
             allows_sql=config.consume.filters_by_sql,
+            background_work=self._background_work,
         )
 
     def _create_admin_processors(
@@ -294,7 +302,7 @@ class Broker:
     ) -> None:
         # A bug must cost one request, not the broker. The request has written nothing: only
         # end_turn() writes.
-        refused_code = respond_error(channel, request, error, handler.errors)
+        refused_code = respond_failure(channel, request, error, handler.errors)
         self.counters.refused[request.head.code, refused_code] += 1
 
     def _check_access(
@@ -326,9 +334,6 @@ class Broker:
             access_key, channel.address, permission
         )
 
-    def _messages_arrived(self, records: Sequence[Appendable]) -> None:
-        self.pull_processor.messages_arrived(records, self._now_ms)
-
     # --- turns -----------------------------------------------------------------------------------
 
     def end_turn(self, now_ms: int) -> bool:
@@ -346,21 +351,39 @@ class Broker:
                 log.warning("topics or groups not saved, sends refused: %s", error)
                 self.turn.fail_all(error)
                 return False
-        self.transactions.checker.end_turn(now_ms)
-        self.group_decisions.end_turn(now_ms)
+        self._run_part("checks", lambda: self.transactions.checker.end_turn(now_ms))
+        self._run_part("group decisions", lambda: self.group_decisions.end_turn(now_ms))
         self.turn.append_all(now_ms)
         self.flow_control.update()
-        return self.group_decisions.has_pending_pieces
+        has_work = self._background_work.run_turn()
+        return self.group_decisions.has_pending_pieces or has_work
+
+    def _run_part(self, name: str, part: Callable[[], None]) -> None:
+        """Run a part of a turn or a tick. If it fails, the other parts are still run."""
+        try:
+            part()
+        except Exception:
+            log.exception("part of the broker's work failed part=%r", name)
 
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""
         self._now_ms = now_ms
-        self.pull_processor.expire(now_ms)
-        self.transactions.tick(now_ms)
-        self.group_decisions.tick()
-        self._metadata_admin.tick(now_ms)
-        self._broker_admin.tick(now_ms)
-        self.flow_control.update()
+        for name, part in (
+            ("held pulls", lambda: self.pull_processor.expire(now_ms)),
+            ("transactions", lambda: self.transactions.tick(now_ms)),
+            ("group decisions", self.group_decisions.tick),
+            ("topics", lambda: self._metadata_admin.tick(now_ms)),
+            ("statistics", lambda: self._broker_admin.tick(now_ms)),
+            ("flow control", self.flow_control.update),
+            ("delayed messages", lambda: self._deliver_delayed_messages(now_ms)),
+        ):
+            self._run_part(name, part)
+        if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:
+            self._last_expiry_ms = now_ms
+            self._run_part("expiry", lambda: self._expire(now_ms))
+        self._background_work.run_turn()
+
+    def _deliver_delayed_messages(self, now_ms: int) -> None:
         due = self.delayed_messages.find_due(now_ms)
         if due.records:
             self.turn.add_records(
@@ -368,11 +391,11 @@ class Broker:
                 on_stored=lambda _: self.delayed_messages.mark_delivered(due),
                 waits_for_flush=False,
             )
-        if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:
-            self._last_expiry_ms = now_ms
-            self.client_processor.expire(now_ms)
-            self.flow_control.purge_idle(now_ms)
-            self.counters.purge(self.topics.configs(), self.groups.configs())
+
+    def _expire(self, now_ms: int) -> None:
+        self.client_processor.expire(now_ms)
+        self.flow_control.purge_idle(now_ms)
+        self.counters.purge(self.topics.configs(), self.groups.configs())
 
     def channel_closed(self, channel: Channel) -> None:
         self._access_keys.pop(channel, None)

@@ -214,6 +214,23 @@ def respond_error(
     return code
 
 
+def respond_failure(
+    channel: Channel,
+    request: Request[Any],
+    error: Exception,
+    overrides: ErrorCodes = NO_OVERRIDES,
+) -> int:
+    """Do the same as `respond_error`, and never raise: if that fails too, log it.
+
+    For loops over the requests of several clients, where one must not cost the others theirs.
+    """
+    try:
+        return respond_error(channel, request, error, overrides)
+    except Exception:
+        log.exception("request not responded to peer=%s", channel.address)
+        return int(ResponseCode.SYSTEM_ERROR)
+
+
 # --- permissions ---------------------------------------------------------------------------------
 
 _READ: Final = Action.SUB | Action.GET

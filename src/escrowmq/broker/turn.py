@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from escrowmq.broker.dispatch import Channel, respond_error, response_code
+from escrowmq.broker.dispatch import Channel, respond_failure, response_code
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
 from escrowmq.message.batch import Appendable, RecordRun
@@ -276,8 +276,8 @@ class Turn:
                     )
                 else:
                     self._respond_batch(send, results, code)
-            except Exception as error:
-                _respond_failure(send, error)
+            except Exception as error:  # it is stored, but its own response cannot be made
+                respond_failure(send.channel, send.request, error)
 
     def _respond_batch(self, send: _PendingSend, results: list[AppendResult], code: int) -> None:
         send_results = results[send.first_index : send.first_index + send.count]
@@ -306,14 +306,6 @@ def _finish(append: PendingAppend, code: int, results: Sequence[AppendResult]) -
         append.on_done(code, results)
     except Exception:
         log.exception("stored records not responded to owner=%s", type(append).__name__)
-
-
-def _respond_failure(send: _PendingSend, error: Exception) -> None:
-    """Respond to a send that is stored and whose own response could not be made."""
-    try:
-        respond_error(send.channel, send.request, error)
-    except Exception:
-        log.exception("send not responded to peer=%s", send.channel.address)
 
 
 def _response_code(error: StoreError) -> int:

@@ -5,13 +5,16 @@ From then on it leaves exactly once, for one of three reasons: a message that it
 time is over, or its channel closes.
 
 Every append checks whether a pull waits for its queue, so that check is one look into a dict. To
-wake pulls costs as much as there are pulls held on that queue.
+wake pulls costs as much as there are pulls held on that queue. There may be very many, so they are
+released one by one (`release_ready`, `release_expired`), and their owner may pause in between. Each
+channel has its turn: one that holds thousands of pulls does not delay the pulls of others.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -49,8 +52,8 @@ class LongPolls(Generic[P]):
     ) -> None:
         self._pulls_max = pulls_max
         self._per_channel_max = per_channel_max
-        # The inner dicts are ordered sets: pulls that came first are woken first.
-        self._queues: dict[tuple[str, int], dict[HeldPull[P], None]] = {}
+        # The inner dicts are ordered sets: pulls of a channel that came first are woken first.
+        self._queues: dict[tuple[str, int], dict[Peer, dict[HeldPull[P], None]]] = {}
         self._channels: dict[Peer, dict[HeldPull[P], None]] = {}
         self._heap: list[tuple[int, int, HeldPull[P]]] = []  # due time, sequence number, pull
         self._count = 0
@@ -64,7 +67,8 @@ class LongPolls(Generic[P]):
         channel_pulls = self._channels.get(pull.channel, ())
         if self._count >= self._pulls_max or len(channel_pulls) >= self._per_channel_max:
             return False
-        self._queues.setdefault((pull.topic, pull.queue_id), {})[pull] = None
+        queue_channels = self._queues.setdefault((pull.topic, pull.queue_id), {})
+        queue_channels.setdefault(pull.channel, {})[pull] = None
         self._channels.setdefault(pull.channel, {})[pull] = None
         self._sequence += 1
         heapq.heappush(self._heap, (pull.due_ms, self._sequence, pull))
@@ -83,28 +87,52 @@ class LongPolls(Generic[P]):
         max_offset: int,
         arrivals: Sequence[Arrival] | None = None,
     ) -> list[HeldPull[P]]:
-        """Remove and return the pulls to respond to now, in the order in which they came.
+        """Remove and return all pulls that `release_ready` yields."""
+        pulls = self.release_ready(topic, queue_id, max_offset, arrivals)
+        return [pull for pull in pulls if pull is not None]
 
-        `arrivals` are the last messages before `max_offset`, in order. With None they are unknown,
-        and every filter counts as matching.
+    def release_ready(
+        self,
+        topic: str,
+        queue_id: int,
+        max_offset: int,
+        arrivals: Sequence[Arrival] | None = None,
+    ) -> Iterator[HeldPull[P] | None]:
+        """Remove and yield the pulls to respond to now; yield None for one that goes on waiting.
+
+        The first pull of every channel comes first, then the second of every channel, and so on.
+        Pulls that are held after the call are not looked at. `arrivals` are the last messages
+        before `max_offset`, in order. With None they are unknown, and every filter counts as
+        matching.
         """
-        queue_pulls = self._queues.get((topic, queue_id))
-        if queue_pulls is None:
-            return []
-        ready = [pull for pull in queue_pulls if _is_ready(pull, max_offset, arrivals)]
-        self._release(ready)
-        return ready
+        channels = self._queues.get((topic, queue_id))
+        if channels is None:
+            return
+        rounds = deque(iter(list(pulls)) for pulls in channels.values())
+        while rounds:
+            pull = next(rounds[0], None)
+            if pull is None:
+                rounds.popleft()
+                continue
+            rounds.rotate(-1)
+            if pull.is_held and _is_ready(pull, max_offset, arrivals):
+                self._remove(pull)
+                yield pull
+            else:
+                yield None
+        self._shrink_heap()
 
     def expire(self, now_ms: int) -> list[HeldPull[P]]:
         """Remove and return the pulls whose time is over, the earliest first."""
-        heap = self._heap
-        expired: list[HeldPull[P]] = []
-        while heap and (heap[0][0] <= now_ms or not heap[0][2].is_held):
-            pull = heapq.heappop(heap)[2]
+        return list(self.release_expired(now_ms))
+
+    def release_expired(self, now_ms: int) -> Iterator[HeldPull[P]]:
+        """Remove and yield the pulls whose time is over, the earliest first."""
+        while self._heap and (self._heap[0][0] <= now_ms or not self._heap[0][2].is_held):
+            pull = heapq.heappop(self._heap)[2]
             if pull.is_held:
-                expired.append(pull)
                 self._remove(pull)
-        return expired
+                yield pull
 
     def next_due_ms(self) -> int | None:
         """Return when `expire` will have something to do; None if no pull is held."""
@@ -121,13 +149,21 @@ class LongPolls(Generic[P]):
 
     def release_all(self) -> list[HeldPull[P]]:
         """Remove and return every pull, before the broker stops."""
-        pulls = [pull for queue_pulls in self._queues.values() for pull in queue_pulls]
+        pulls = [
+            pull
+            for channels in self._queues.values()
+            for channel_pulls in channels.values()
+            for pull in channel_pulls
+        ]
         self._release(pulls)
         return pulls
 
     def _release(self, pulls: Sequence[HeldPull[P]]) -> None:
         for pull in pulls:
             self._remove(pull)
+        self._shrink_heap()
+
+    def _shrink_heap(self) -> None:
         # A pull that leaves before its due time stays in the heap, because removing it from the
         # middle would cost a search. On a busy queue nearly all pulls leave early, and each would
         # stay for many seconds. So rebuild the heap once most of it has left; the slack keeps a
@@ -139,13 +175,16 @@ class LongPolls(Generic[P]):
     def _remove(self, pull: HeldPull[P]) -> None:
         pull.is_held = False
         self._count -= 1
-        key = pull.topic, pull.queue_id
-        queue_pulls, channel_pulls = self._queues[key], self._channels[pull.channel]
+        key, channel = (pull.topic, pull.queue_id), pull.channel
+        queue_channels, channel_pulls = self._queues[key], self._channels[channel]
+        queue_pulls = queue_channels[channel]
         del queue_pulls[pull], channel_pulls[pull]
         if not queue_pulls:
+            del queue_channels[channel]
+        if not queue_channels:
             del self._queues[key]
         if not channel_pulls:
-            del self._channels[pull.channel]
+            del self._channels[channel]
 
 
 def _is_ready(pull: HeldPull[P], max_offset: int, arrivals: Sequence[Arrival] | None) -> bool:
@@ -155,5 +194,8 @@ def _is_ready(pull: HeldPull[P], max_offset: int, arrivals: Sequence[Arrival] | 
         return True
     # A pull may wait for an offset further ahead: arrivals before it do not count.
     skipped = max(0, pull.queue_offset - (max_offset - len(arrivals)))
+    candidates = arrivals[skipped:]
+    if len(candidates) > pull.message_filter.scan_max:
+        return True  # too many to test here; the read that follows continues where it stops
     matches = pull.message_filter.matches
-    return any(matches(tags_code, properties) for tags_code, properties in arrivals[skipped:])
+    return any(matches(tags_code, properties) for tags_code, properties in candidates)

@@ -236,6 +236,7 @@ async def _run_broker(
         access_validator=access.validator,
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
+        elapsed_s=clock.elapsed_s,
     )
     server = RemotingServer(
         broker,
@@ -337,7 +338,7 @@ async def _stop(
 ) -> None:
     """Respond to the requests that were accepted, then make everything durable."""
     server.stop_reading()
-    broker.pull_processor.release_all(clock.now_ms())
+    broker.pull_processor.release_all()
     server.end_turn()  # append what was accepted; under SYNC_FLUSH the flush below responds
     await group_commit.close()
     await server.close()

@@ -80,12 +80,14 @@ def read_queue(
     count_max: int,
     bytes_max: int,
     message_filter: EntryFilter | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> QueueRead:
     """Read at most `count_max` records and `bytes_max` bytes, but at least one record.
 
     Messages that the filter rejects are skipped; `next_offset` of the result is behind them. After
     `message_filter.scan_max` entries (or `count_max`, if that is more) the read returns what it
-    has, so that a filter that matches nothing does not hold up other requests.
+    has, so that a filter that matches nothing does not hold up other requests. So it does once
+    `is_over` returns True, which is asked after each message whose properties were tested.
     """
     if queue is None:
         zero = QueueOffset(0)
@@ -101,7 +103,7 @@ def read_queue(
         min_offset=low,
         max_offset=high,
     )
-    collector = _SliceCollector(log, result, count_max, bytes_max, message_filter)
+    collector = _SliceCollector(log, result, count_max, bytes_max, message_filter, is_over)
     scanned, scan_max = 0, collector.scan_max
     while scanned < scan_max and result.next_offset < high:
         entries = queue.entries(
@@ -137,6 +139,7 @@ class _SliceCollector:
         count_max: int,
         bytes_max: int,
         message_filter: EntryFilter | None,
+        is_over: Callable[[], bool] | None,
     ) -> None:
         self._log = log
         self._result = result
@@ -144,11 +147,14 @@ class _SliceCollector:
         self._remaining_bytes = bytes_max
         self._tags_codes: frozenset[int] | None = None
         self._matches_properties: Callable[[bytes], bool] | None = None
+        self._is_over: Callable[[], bool] | None = None
         if message_filter is not None:
             self._tags_codes = message_filter.tags_codes
             self._matches_properties = message_filter.matches_properties
             if self._tags_codes is not None or self._matches_properties is not None:
                 self.scan_max = max(count_max, message_filter.scan_max)
+            if self._matches_properties is not None:
+                self._is_over = is_over
         self._ranges: list[tuple[int, int]] = []
 
     def add_entries(self, entries: bytes | bytearray | memoryview) -> bool:
@@ -158,6 +164,7 @@ class _SliceCollector:
         ranges = self._ranges
         begin, end = ranges[-1] if ranges else (-1, -1)
         remaining_count, remaining_bytes = self._remaining_count, self._remaining_bytes
+        is_over, has_time = self._is_over, True
         tested = 0
         for log_offset, size, tags_code in ENTRY.iter_unpack(entries):
             if (
@@ -183,11 +190,14 @@ class _SliceCollector:
                     begin, end = log_offset, log_offset + size
                     ranges.append((begin, end))
             tested += 1
+            if is_over is not None and is_over():
+                has_time = False
+                break
         result = self._result
         result.next_offset = QueueOffset(result.next_offset + tested)
         result.count += self._remaining_count - remaining_count
         self._remaining_count, self._remaining_bytes = remaining_count, remaining_bytes
-        return remaining_count > 0 and remaining_bytes >= 0
+        return remaining_count > 0 and remaining_bytes >= 0 and has_time
 
     def slices(self) -> list[memoryview]:
         return self._log.slices(self._ranges)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from escrowmq.config import DelayConfig, StoreConfig
@@ -97,6 +97,7 @@ class StoreReader:
         count_max: int = 32,
         bytes_max: int = 256 * 1024,
         message_filter: EntryFilter | None = None,
+        is_over: Callable[[], bool] | None = None,
     ) -> QueueRead:
         """Read messages of a queue, see `read_queue`."""
         queue = self._queues.find(topic, queue_id)
@@ -107,6 +108,7 @@ class StoreReader:
             count_max=count_max,
             bytes_max=bytes_max,
             message_filter=message_filter,
+            is_over=is_over,
         )
 
     def record_at(self, log_offset: int) -> StoredRecord:

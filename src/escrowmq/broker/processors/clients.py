@@ -42,6 +42,7 @@ from escrowmq.remoting.bodies import (
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ConsumerGroupHeader, HeartbeatResponse, UnregisterClient
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedWork, SliceScheduler
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class ClientProcessor:
         *,
         on_producer_joined: Callable[[str, int], None] = lambda group, now_ms: None,
         allows_sql: bool = False,
+        background_work: SliceScheduler,
     ) -> None:
         self._topics = topics
         self._groups = groups
@@ -65,6 +67,8 @@ class ClientProcessor:
         self._locks = locks
         self._on_producer_joined = on_producer_joined
         self.allows_sql = allows_sql
+        self._background_work = background_work
+        self._changed_groups: dict[str, None] = {}  # whose members are not notified yet
 
     def handlers(self) -> list[Handler]:
         code, permissions = RequestCode, RequestPermissions
@@ -183,11 +187,26 @@ class ClientProcessor:
             self._notify(group)
 
     def _notify(self, group: str) -> None:
-        """Tell the members of a group to rebalance."""
-        for channel in self._consumers.channels_to_notify(group):
-            channel.send_oneway(
-                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupHeader(consumer_group=group)
-            )
+        """Let the members of a group be told to rebalance.
+
+        In slices, and once for all changes of a turn: a group may have very many members.
+        """
+        if not self._changed_groups:
+            self._background_work.add(self._notify_members())
+        self._changed_groups[group] = None
+
+    def _notify_members(self) -> SlicedWork:
+        while self._changed_groups:
+            group = next(iter(self._changed_groups))
+            del self._changed_groups[group]
+            header = ConsumerGroupHeader(consumer_group=group)
+            # Several members may share a connection.
+            for channel in dict.fromkeys(self._consumers.channels_to_notify(group)):
+                try:
+                    channel.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+                except Exception:  # the other members have to know
+                    log.exception("member not notified peer=%s", channel.address)
+                yield
 
 
 def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
