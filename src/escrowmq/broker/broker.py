@@ -2,7 +2,7 @@
 
 It has no socket and starts no task; its owner calls it:
 
-    handle()     for each request that a channel received; what takes long is returned as sliced work
+    handle()     for each request that a channel received; returns work if it takes long
     end_turn()   once per turn of the event loop: one append for everything handled in it
     tick()       about ten times a second
     save()       every few seconds: write to files what is not in the log
@@ -170,7 +170,11 @@ class Broker:
             piece_bytes=decision_piece_bytes,
         )
         self.group_decisions = GroupDecisions(
-            store, self.turn, self.transactions, self.pull_processor.messages_arrived
+            store,
+            self.turn,
+            self.transactions,
+            self.pull_processor.messages_arrived,
+            self._background_work,
         )
         self.send_back_processor = SendBackProcessor(
             store, self.topics, self.groups, self._locks, redirect, self.turn

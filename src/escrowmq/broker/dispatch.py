@@ -48,10 +48,10 @@ from escrowmq.message.record import LogOffset
 from escrowmq.peer import Peer
 from escrowmq.remoting.bodies import (
     CheckClientConfig,
-    HalfPositions,
-    Heartbeat,
     LockBatch,
-    decode_body,
+    decode_half_positions,
+    decode_heartbeat,
+    decode_request_body,
 )
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.command import Command
@@ -314,10 +314,15 @@ class RequestPermissions:
         return self._half(fields.tran_state_table_offset, fields.commit_log_offset)
 
     def end_many(self, request: Request[Any]) -> Iterator[Permission]:
-        required: dict[Permission, None] = {}
-        for queue_offset, log_offset in decode_body(HalfPositions, request.body).halves:
-            required.update(dict.fromkeys(self._half(queue_offset, log_offset)))
-        yield from required
+        # The request may name a hundred thousand halves, most of them of one topic.
+        halves, aliases = self._coordinator.halves, self._coordinator.aliases
+        topics = {
+            half.topic
+            for queue_offset, _ in decode_half_positions(request.body)
+            if (half := halves.find(aliases.get(queue_offset, queue_offset))) is not None
+        }
+        for topic in sorted(topics):
+            yield self._topic(topic, Action.PUB)
 
     def _half(self, queue_offset: int, log_offset: int) -> Iterator[Permission]:
         try:
@@ -333,7 +338,7 @@ class RequestPermissions:
     # --- groups ----------------------------------------------------------------------------------
 
     def heartbeat(self, request: Request[Any]) -> Iterator[Permission]:
-        for consumer in decode_body(Heartbeat, request.body).consumer_data_set:
+        for consumer in decode_heartbeat(request.body).consumer_data_set:
             yield _group(consumer.group_name, Action.SUB)
             for subscription in consumer.subscription_data_set:
                 yield self._topic(subscription.topic, Action.SUB)
@@ -343,7 +348,7 @@ class RequestPermissions:
             yield _group(request.head.fields.consumer_group, Action.SUB)
 
     def check_config(self, request: Request[Any]) -> Iterator[Permission]:
-        config = decode_body(CheckClientConfig, request.body)
+        config = decode_request_body(CheckClientConfig, request.body)
         yield _group(config.group, Action.SUB)
         yield self._topic(config.subscription_data.topic, Action.SUB)
 
@@ -351,7 +356,7 @@ class RequestPermissions:
         return (_group(request.head.fields.consumer_group, _READ),)
 
     def lock(self, request: Request[Any]) -> Iterator[Permission]:
-        batch = decode_body(LockBatch, request.body)
+        batch = decode_request_body(LockBatch, request.body)
         yield _group(batch.consumer_group, Action.SUB)
         for topic in {queue.topic for queue in batch.mq_set}:
             yield self._topic(topic, Action.SUB)

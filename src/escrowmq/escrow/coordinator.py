@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from escrowmq.config import TransactionConfig
@@ -75,13 +75,15 @@ from escrowmq.message.transaction import (
     Verdict,
 )
 from escrowmq.peer import Peer
+from escrowmq.sliced_work import SlicedResult, run_to_end
 
 log = logging.getLogger(__name__)
 
 RECENT_KEYS_MAX: Final = 65_536  # keys of decided halves, to recognise a late repeated send
 # A decision about many halves is stored in pieces, so that no turn appends gigabytes at once.
 DECISION_PIECE_BYTES: Final = 1 << 20
-DECISION_HALVES_MAX: Final = 1_000_000
+DECISION_HALVES_MAX: Final = 100_000
+PIECE_HALVES_MAX: Final = 256  # in one append, however small they are
 SHARED_REMARKS_MAX: Final = 1_000
 
 
@@ -325,6 +327,30 @@ class TransactionCoordinator:
 
         Raises as `decide()` does, but TransactionNotFound for a half that cannot be read.
         """
+        return run_to_end(
+            self.decide_many_in_slices(
+                positions,
+                verdict,
+                group=group,
+                by=by,
+                by_name=by_name,
+                reason=reason,
+                now_ms=now_ms,
+            )
+        )
+
+    def decide_many_in_slices(
+        self,
+        positions: Sequence[tuple[int, int]],
+        verdict: Verdict,
+        *,
+        group: str | None,
+        by: DecidedBy,
+        by_name: str = "",
+        reason: str = "",
+        now_ms: int,
+    ) -> SlicedResult[GroupDecision | AlreadyDecided | InProgress]:
+        """Do the same in slices: there may be very many halves."""
         state = STATE_BY_VERDICT[verdict]
         queue_offsets: dict[int, None] = {}  # each half once, even if its aliases were named too
         for queue_offset, log_offset in dict.fromkeys(positions):
@@ -333,13 +359,14 @@ class TransactionCoordinator:
                 self._already_decided(queue_offset, log_offset, state)
             else:
                 queue_offsets[half.queue_offset] = None
+            yield
         if not queue_offsets:
             return AlreadyDecided(state)
         decided_by = f"{by} {by_name}" if by_name else by.value
         record = DecisionRecord(commits=list(queue_offsets), by=decided_by, reason=reason)
         if state is ROLLED_BACK:
             record = DecisionRecord(rolls_back=list(queue_offsets), by=decided_by, reason=reason)
-        return self._group_decision(record, now_ms)
+        return (yield from self._group_decision(record, now_ms))
 
     def decide_batch(
         self,
@@ -357,13 +384,36 @@ class TransactionCoordinator:
         Raises WriterFenced, TransactionConflict if halves of a winner are missing, and
         TransactionNotFound if one of them cannot be read.
         """
+        return run_to_end(
+            self.decide_batch_in_slices(
+                writer, batch, fence, winners, fingerprint, is_last=is_last, now_ms=now_ms
+            )
+        )
+
+    def decide_batch_in_slices(
+        self,
+        writer: str,
+        batch: int,
+        fence: int,
+        winners: list[Winner],
+        fingerprint: str,
+        *,
+        is_last: bool = False,
+        now_ms: int,
+    ) -> SlicedResult[GroupDecision | AlreadyDecided | InProgress]:
+        """Do the same in slices."""
         decided_by = f"{DecidedBy.WRITER} {writer}"
+        previous = self.writers.find(writer)
         record = self.writers.decide_batch(
             writer, batch, fence, winners, fingerprint, decided_by, is_last=is_last
         )
         if record is None:
             return AlreadyDecided(COMMITTED)
-        return self._group_decision(record, now_ms)
+        return (
+            yield from self._group_decision(
+                record, now_ms, is_current=lambda: self.writers.find(writer) is previous
+            )
+        )
 
     def register_writer(
         self, name: str, run: str, fence: int | None, *, now_ms: int
@@ -374,7 +424,9 @@ class TransactionCoordinator:
         have to reach the log in the order in which they were made.
         """
         record = self.writers.make_registration(name, run, fence)
-        return AlreadyDecided(COMMITTED) if record is None else self._group_decision(record, now_ms)
+        if record is None:
+            return AlreadyDecided(COMMITTED)
+        return run_to_end(self._group_decision(record, now_ms))  # it has no halves
 
     def find_open(
         self, queue_offset: int, log_offset: int, group: str | None = None
@@ -559,35 +611,55 @@ class TransactionCoordinator:
         self.counters.repeated_ends += 1
         return AlreadyDecided(recorded)
 
-    def _group_decision(self, record: DecisionRecord, now_ms: int) -> GroupDecision | InProgress:
-        halves = list(self._undecided_halves(record))
-        queues = frozenset(
-            (half.topic, half.queue_id)
-            for offset in record.commits
-            if (half := self.halves.find(offset)) is not None
-        )
-        if any(half.is_being_decided for half in halves):
-            return InProgress()
-        if not self._reserved_queues.isdisjoint(queues):
-            return InProgress()
-        # Once the decision record is stored it is too late to refuse: read every half before.
-        for queue_offset in record.commits:
-            half = self.halves.find(queue_offset)
-            if half is not None and self.read_half(half) is None:
-                raise TransactionNotFound(
-                    f"the half message at queue offset {queue_offset} cannot be read: {half.reason}"
-                )
-        for half in halves:
-            half.is_being_decided = True
-        self.writers.stage(record)
-        decision = GroupDecision(
-            record,
-            self._decision_pieces(record, now_ms),
-            make_decision_record(record, now_ms=now_ms),
-        )
+    def _group_decision(
+        self,
+        record: DecisionRecord,
+        now_ms: int,
+        *,
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> SlicedResult[GroupDecision | InProgress]:
+        """Return the decision, or InProgress if another request decides one of the halves.
+
+        It is made in slices. Each half is reserved when its slice comes, so that nobody else
+        decides it; if the work is dropped or fails, all are released. `is_current` says in the end
+        whether nothing else has changed meanwhile that the record depends on.
+        """
+        reserved: list[Half] = []
+        queues: set[tuple[str, int]] = set()
+        is_decided = False
+        try:
+            for offsets, is_commit in ((record.commits, True), (record.rolls_back, False)):
+                for queue_offset in offsets:
+                    half = self.halves.find(queue_offset)
+                    if half is None or half.is_being_decided:
+                        return InProgress()
+                    # Once the decision record is stored it is too late to refuse: read it before.
+                    if is_commit and self.read_half(half) is None:
+                        raise TransactionNotFound(
+                            f"the half message at queue offset {queue_offset} cannot be read: "
+                            f"{half.reason}"
+                        )
+                    if is_commit:
+                        queues.add((half.topic, half.queue_id))
+                    half.is_being_decided = True
+                    reserved.append(half)
+                    yield
+            if not self._reserved_queues.isdisjoint(queues) or not is_current():
+                return InProgress()
+            self.writers.stage(record)
+            decision = GroupDecision(
+                record,
+                self._decision_pieces(record, now_ms),
+                make_decision_record(record, now_ms=now_ms),
+            )
+            is_decided = True
+        finally:
+            if not is_decided:
+                for half in reserved:
+                    half.is_being_decided = False
         first_piece = decision.next_piece()
         if not first_piece.is_last:
-            decision.reserved_queues = queues
+            decision.reserved_queues = frozenset(queues)
             self._reserved_queues |= queues
         decision.put_back(first_piece)
         return decision
@@ -610,7 +682,7 @@ class TransactionCoordinator:
                     half.is_being_decided = False
                     continue
                 size += half.size
-                if size >= self.piece_bytes:
+                if size >= self.piece_bytes or len(piece) >= PIECE_HALVES_MAX:
                     yield piece
                     piece, size = [], 0
         if piece:

@@ -32,7 +32,13 @@ import msgspec
 from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, RequestRefused
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, request_name
 from escrowmq.remoting.command import INT32_MAX, Command, decode_command, encode_command
-from escrowmq.remoting.frame import FRAME_LENGTH_MAX, FrameDecoder, encode_frame, frame_prefix
+from escrowmq.remoting.frame import (
+    FRAME_LENGTH_MAX,
+    HEADER_LENGTH_MAX,
+    FrameDecoder,
+    encode_frame,
+    frame_prefix,
+)
 from escrowmq.remoting.headers import Header, NoFields, encode_header
 from escrowmq.remoting.requests import (
     Body,
@@ -106,6 +112,7 @@ class Connection:
         self,
         *,
         frame_length_max: int = FRAME_LENGTH_MAX,
+        header_length_max: int = HEADER_LENGTH_MAX,
         calls_max: int = CALLS_MAX,
         serializer: int = JSON,
         opaque_max: int = INT32_MAX,
@@ -119,7 +126,9 @@ class Connection:
         """
         assert calls_max <= opaque_max, "there must always be a free opaque"
         build = self._decode_event_with_header if keep_headers else self._decode_event
-        self._decoder = FrameDecoder(build, frame_length_max=frame_length_max)
+        self._decoder = FrameDecoder(
+            build, frame_length_max=frame_length_max, header_length_max=header_length_max
+        )
         self._sign = sign
         self._calls_max = calls_max
         self._opaque_count = opaque_max + 1

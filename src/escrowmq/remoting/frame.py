@@ -60,8 +60,10 @@ class FrameDecoder(Generic[T]):
         build: Callable[[int, bytes, memoryview], T],
         *,
         frame_length_max: int = FRAME_LENGTH_MAX,
+        header_length_max: int = HEADER_LENGTH_MAX,
     ) -> None:
         self._build = build
+        self._header_length_max = header_length_max
         self._frame_length_max = frame_length_max
         self._failure: RemoteProtocolError | None = None
         self._partial = bytearray()  # the beginning of a frame that spans chunks
@@ -85,11 +87,16 @@ class FrameDecoder(Generic[T]):
         if self._partial and (joined := self._join()) is not None:
             yield self._build(*joined)
         chunk, view, unpack, build = self._chunk, self._view, _PREFIX.unpack_from, self._build
-        end, length_max = len(chunk), self._frame_length_max
+        end, length_max, header_max = len(chunk), self._frame_length_max, self._header_length_max
         while end - (begin := self._position) >= 8:
             length, mark = unpack(chunk, begin)
             header_length = mark & HEADER_LENGTH_MAX
-            if length > length_max or header_length > length - 4 or mark > _MARK_MAX:
+            if (
+                length > length_max
+                or header_length > length - 4
+                or mark > _MARK_MAX
+                or header_length > header_max
+            ):
                 self._check(length, mark)
             frame_end = begin + 4 + length
             if frame_end > end:
@@ -172,6 +179,11 @@ class FrameDecoder(Generic[T]):
     def _check(self, length: int, mark: int) -> None:
         try:
             _check_prefix(length, mark, self._frame_length_max)
+            if mark & HEADER_LENGTH_MAX > self._header_length_max:
+                raise HeaderTooLong(
+                    f"the header has {mark & HEADER_LENGTH_MAX} bytes, the limit is "
+                    f"{self._header_length_max}"
+                )
         except RemoteProtocolError as error:
             self.fail(error)
 

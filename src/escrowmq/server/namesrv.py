@@ -56,6 +56,7 @@ from escrowmq.server.security import (
     own_namesrv_context,
 )
 from escrowmq.server.tasks import background_tasks
+from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,9 @@ class _NameServerHandler:
         self._access = access
         self._kv_config_file = kv_config_file
 
-    def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None:
+    def handle(
+        self, connection: ServerConnection, request: Request[Any], now_ms: int
+    ) -> SlicedWork | None:
         validator = self._access.validator
         if validator is not None:
             try:
@@ -114,8 +117,14 @@ class _NameServerHandler:
                 )
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
-                return
-        connection.write(self._namesrv.handle(request, connection, now_ms=now_ms))
+                return None
+        return self._respond(connection, request, now_ms)
+
+    def _respond(
+        self, connection: ServerConnection, request: Request[Any], now_ms: int
+    ) -> SlicedWork:
+        response = yield from self._namesrv.handle_in_slices(request, connection, now_ms=now_ms)
+        connection.write(response)
 
     def _required_permissions(self, request: Request[Any]) -> tuple[Permission, ...]:
         if self._namesrv.is_public(request.head.code):

@@ -405,6 +405,8 @@ class IdleTracker(Generic[L]):
 # than a millisecond; the time is for requests that cost more.
 SHARE_EVENTS_MAX = 64
 SHARE_S = 0.001
+# A header is decoded in one step. Properties of 32 KiB and a filter of 64 KiB fit, however escaped.
+REQUEST_HEADER_BYTES_MAX = 512 << 10
 # How long a turn accepts new requests. A turn of this length appends thousands of messages.
 TURN_S = 0.02
 
@@ -728,7 +730,9 @@ class RemotingServer:
         return self._clock.elapsed_s()
 
     def new_connection(self) -> Connection:
-        return Connection(keep_headers=self._keeps_headers)
+        return Connection(
+            keep_headers=self._keeps_headers, header_length_max=REQUEST_HEADER_BYTES_MAX
+        )
 
     def connection_unsent_bytes_max(self) -> int:
         return self._config.connection_unsent_bytes_max

@@ -44,6 +44,7 @@ from pyspark.sql.types import (
 
 from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import ConfigError, RowRefused
+from escrowmq.message.batch import BATCH_MESSAGES_MAX
 from escrowmq.message.keys import java_hash
 from escrowmq.parsing import did_you_mean
 
@@ -410,7 +411,11 @@ class BatchEncoder:
                 yield SendBatch(buffer.queue, [body], len(body), 1, tail)
                 self.row_count += 1
                 continue
-            if buffer.body_bytes + size > self._batch_bytes and buffer.message_count:
+            is_full = (
+                buffer.body_bytes + size > self._batch_bytes
+                or buffer.message_count >= BATCH_MESSAGES_MAX
+            )
+            if is_full and buffer.message_count:
                 yield buffer.take()
                 if not shard:
                     self._rotate_queue(buffer)

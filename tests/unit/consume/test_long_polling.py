@@ -79,9 +79,12 @@ def test_pulls_are_released_one_by_one_while_others_come_and_go() -> None:
 def test_a_pull_with_too_many_messages_to_test_is_released() -> None:
     polls = LongPolls[str](pulls_max=1000)
     tested: list[bytes] = []
-    message_filter = MessageFilter(
-        matches_properties=lambda properties: bool(tested.append(properties)), scan_max=3
-    )
+
+    def matches_nothing(properties: bytes) -> bool:
+        tested.append(properties)
+        return False
+
+    message_filter = MessageFilter(matches_properties=matches_nothing, scan_max=3)
     polls.add(pull(message_filter=message_filter))
     assert polls.take_ready("orders", 0, 13, [(0, b"no")] * 3) == []
     assert len(tested) == 3

@@ -7,8 +7,8 @@ them are notified and rebalance. `consume/members.py` holds the groups and locks
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
@@ -36,7 +36,9 @@ from escrowmq.remoting.bodies import (
     Heartbeat,
     LockBatch,
     LockBatchResponse,
-    decode_body,
+    QueueName,
+    decode_heartbeat,
+    decode_request_body,
     encode_body,
 )
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -45,6 +47,8 @@ from escrowmq.remoting.requests import Request
 from escrowmq.sliced_work import SlicedWork, SliceScheduler
 
 log = logging.getLogger(__name__)
+
+QUEUES_PER_SLICE: Final = 128  # of a request to lock or unlock
 
 
 class ClientProcessor:
@@ -81,8 +85,8 @@ class ClientProcessor:
             Handler(code.UNLOCK_BATCH_MQ, self.unlock, permissions.lock),
         ]
 
-    def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        heartbeat = decode_body(Heartbeat, request.body)
+    def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        heartbeat = decode_heartbeat(request.body)
         client = GroupClient(
             client_id=heartbeat.client_id,
             channel=channel,
@@ -93,8 +97,10 @@ class ClientProcessor:
         for producer in heartbeat.producer_data_set:
             if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
                 self._on_producer_joined(producer.group_name, now_ms)
+            yield
         for consumer in heartbeat.consumer_data_set:
             needs_subscriptions = self._register_consumer(heartbeat, consumer, client, now_ms)
+            yield
         header = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=needs_subscriptions)
         channel.respond(request, header)
 
@@ -137,7 +143,7 @@ class ClientProcessor:
 
     def check_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         """Check the subscription of a consumer that starts. Raise InvalidSubscription."""
-        entry = decode_body(CheckClientConfig, request.body).subscription_data
+        entry = decode_request_body(CheckClientConfig, request.body).subscription_data
         expression_type = entry.expression_type or TAG
         if expression_type != TAG:
             if not self.allows_sql:
@@ -156,19 +162,24 @@ class ClientProcessor:
             )
         channel.respond(request, body=encode_body(ConsumerList(consumer_id_list=ids)))
 
-    def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        batch = decode_body(LockBatch, request.body)
-        queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
-        granted = set(
-            self._locks.lock(batch.consumer_group, batch.client_id, queues, now_ms=now_ms)
-        )
-        locked = [queue for queue in batch.mq_set if (queue.topic, queue.queue_id) in granted]
+    def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        batch = decode_request_body(LockBatch, request.body)
+        locked: list[QueueName] = []
+        for part in _parts(batch.mq_set):
+            queues = [(queue.topic, queue.queue_id) for queue in part]
+            granted = set(
+                self._locks.lock(batch.consumer_group, batch.client_id, queues, now_ms=now_ms)
+            )
+            locked += [queue for queue in part if (queue.topic, queue.queue_id) in granted]
+            yield
         channel.respond(request, body=encode_body(LockBatchResponse(locked=locked)))
 
-    def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        batch = decode_body(LockBatch, request.body)
-        queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
-        self._locks.unlock(batch.consumer_group, batch.client_id, queues)
+    def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        batch = decode_request_body(LockBatch, request.body)
+        for part in _parts(batch.mq_set):
+            queues = [(queue.topic, queue.queue_id) for queue in part]
+            self._locks.unlock(batch.consumer_group, batch.client_id, queues)
+            yield
         channel.respond(request)
 
     # --- without a request -----------------------------------------------------------------------
@@ -207,6 +218,11 @@ class ClientProcessor:
                 except Exception:  # the other members have to know
                     log.exception("member not notified peer=%s", channel.address)
                 yield
+
+
+def _parts(queues: list[QueueName]) -> Iterator[list[QueueName]]:
+    for begin in range(0, len(queues), QUEUES_PER_SLICE):
+        yield queues[begin : begin + QUEUES_PER_SLICE]
 
 
 def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
