@@ -323,6 +323,10 @@ class TransactionNotFound(EscrowError):
     """There is no half at this position, or it belongs to another producer group."""
 
 
+class AmbiguousTransaction(EscrowError):
+    """Several transactions have this id. The message lists them with their groups and offsets."""
+
+
 class TransactionConflict(EscrowError):
     """The transaction was decided before, with the other verdict. The first decision stands.
 

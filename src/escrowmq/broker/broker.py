@@ -11,7 +11,8 @@ It has no socket and starts no task; its owner calls it:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
@@ -19,7 +20,7 @@ from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_failure
 from escrowmq.broker.flow_control import FlowControl
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.admin_broker import (
     BackupProcessor,
     BrokerAdmin,
@@ -44,12 +45,15 @@ from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
+from escrowmq.limited_log import LimitedLog
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
+from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.sliced_work import SlicedWork, SliceScheduler
-from escrowmq.store.config_files import delay_offsets_file, groups_file, offsets_file, topics_file
+from escrowmq.store.commit_log import AppendResult
+from escrowmq.store.config_files import groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
 
@@ -102,20 +106,29 @@ class Broker:
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups()
         self.producers: ProducerGroups[Channel] = ProducerGroups()
         self._locks = QueueLocks()
-        self.delayed_messages = DelayedMessages(
-            store, delay_offsets_file(disk), config.delay, wall_ms
-        )
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
         self._last_expiry_ms = 0
         self._elapsed_s = elapsed_s
         # Long work that no single request waits for, such as waking held pulls.
         self._background_work = SliceScheduler(elapsed_s)
+        self._limited_log = LimitedLog(log)
         self._store_host = store_host
         self._create_processors(
             disk, config, unique_keys, when_flushed, wall_ms, decision_piece_bytes
         )
         self._create_admin_processors(disk, config, version, flush, access_validator)
+        self._tick_steps: list[Callable[[int], object]] = [
+            self.pull_processor.expire,
+            self.transactions.tick,
+            lambda now_ms: self.group_decisions.tick(),
+            self._metadata_admin.tick,
+            self._broker_admin.tick,
+            lambda now_ms: self.flow_control.update(),
+            self.delayed_messages.deliver,
+            self._expire,
+            lambda now_ms: self._background_work.run_turn(),
+        ]
         self._handlers = {handler.code: handler for handler in self.handlers()}
         self._access_validator = access_validator
         # The access key of each channel's last heartbeat, for checks that are sent to it later.
@@ -135,7 +148,7 @@ class Broker:
         wall_ms: Callable[[int], int],
         decision_piece_bytes: int,
     ) -> None:
-        store, redirect = self.store, self.delayed_messages.redirect
+        store = self.store
         self.pull_processor = PullProcessor(
             store,
             self.topics,
@@ -148,13 +161,8 @@ class Broker:
             background_work=self._background_work,
             elapsed_s=self._elapsed_s,
         )
-        self.turn = Turn(
-            store,
-            when_flushed=when_flushed,
-            messages_arrived=self.pull_processor.messages_arrived,
-            counters=self.counters,
-            wall_ms=wall_ms,
-        )
+        self._create_turn(disk, config, when_flushed, wall_ms)
+        redirect = self.delayed_messages.redirect
         self.transactions = EndProcessor(
             store,
             disk,
@@ -177,7 +185,13 @@ class Broker:
             self._background_work,
         )
         self.send_back_processor = SendBackProcessor(
-            store, self.topics, self.groups, self._locks, redirect, self.turn
+            store,
+            self.topics,
+            self.groups,
+            self._locks,
+            redirect,
+            self.turn,
+            is_waiting=self.delayed_messages.is_waiting,
         )
         self.send_processor = SendProcessor(
             self.turn,
@@ -189,8 +203,33 @@ class Broker:
             park_plain=self.transactions.half_processor.park_plain,
             redirect=redirect,
             redirect_retry=self.send_back_processor.redirect_retry,
+            creations=partial(creations_of_request, self.topics, self.groups),
         )
         self._create_client_processors(config, wall_ms)
+
+    def _create_turn(
+        self,
+        disk: Disk,
+        config: Config,
+        when_flushed: WhenFlushed | None,
+        wall_ms: Callable[[int], int],
+    ) -> None:
+        self.turn = Turn(
+            self.store,
+            when_flushed=when_flushed,
+            messages_arrived=self.pull_processor.messages_arrived,
+            counters=self.counters,
+            wall_ms=wall_ms,
+        )
+        # Before the transactions: these append to the log what a crash has cut off.
+        self.delayed_messages = DelayedMessages(
+            self.store,
+            disk,
+            config.delay,
+            wall_ms,
+            on_appended=self._delayed_messages_delivered,
+            queue_count=self.topics.queue_count,
+        )
 
     def _create_client_processors(self, config: Config, wall_ms: Callable[[int], int]) -> None:
         self._reply_processor = ReplyProcessor(
@@ -338,6 +377,12 @@ class Broker:
             access_key, channel.address, permission
         )
 
+    def _delayed_messages_delivered(
+        self, records: Sequence[NewRecord], results: Sequence[AppendResult]
+    ) -> None:
+        self.counters.record_append((), records, results)
+        self.pull_processor.messages_arrived(records)
+
     # --- turns -----------------------------------------------------------------------------------
 
     def end_turn(self, now_ms: int) -> bool:
@@ -372,34 +417,35 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""
         self._now_ms = now_ms
-        for name, part in (
-            ("held pulls", lambda: self.pull_processor.expire(now_ms)),
-            ("transactions", lambda: self.transactions.tick(now_ms)),
-            ("group decisions", self.group_decisions.tick),
-            ("topics", lambda: self._metadata_admin.tick(now_ms)),
-            ("statistics", lambda: self._broker_admin.tick(now_ms)),
-            ("flow control", self.flow_control.update),
-            ("delayed messages", lambda: self._deliver_delayed_messages(now_ms)),
-        ):
-            self._run_part(name, part)
-        if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:
-            self._last_expiry_ms = now_ms
-            self._run_part("expiry", lambda: self._expire(now_ms))
-        self._background_work.run_turn()
-
-    def _deliver_delayed_messages(self, now_ms: int) -> None:
-        due = self.delayed_messages.find_due(now_ms)
-        if due.records:
-            self.turn.add_records(
-                due.records,
-                on_stored=lambda _: self.delayed_messages.mark_delivered(due),
-                waits_for_flush=False,
-            )
+        for step in self._tick_steps:
+            # A bug in one step must not stop the others, and above all not the process.
+            try:
+                step(now_ms)
+            except Exception:
+                self._limited_log.exception(now_ms, "periodic work failed step=%s", step)
 
     def _expire(self, now_ms: int) -> None:
-        self.client_processor.expire(now_ms)
-        self.flow_control.purge_idle(now_ms)
-        self.counters.purge(self.topics.configs(), self.groups.configs())
+        if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:
+            self._last_expiry_ms = now_ms
+            self.client_processor.expire(now_ms)
+            self.flow_control.purge_idle(now_ms)
+            self.counters.purge(self.topics.configs(), self.groups.configs())
+
+    # --- segments that expire --------------------------------------------------------------------
+
+    def oldest_needed_offset(self) -> LogOffset | None:
+        """Return the log offset below which no open half and no delayed message is stored.
+
+        None: nothing is needed. The start of the log: nothing may be deleted now.
+        """
+        needed = [self.transactions.oldest_needed_offset()]
+        needed.append(self.delayed_messages.oldest_needed_offset())
+        return min((offset for offset in needed if offset is not None), default=None)
+
+    def move_messages_below(self, log_offset: LogOffset, now_ms: int) -> None:
+        """Append open halves and delayed messages below `log_offset` again, some per call."""
+        self.transactions.move_halves_below(log_offset, now_ms)
+        self.delayed_messages.move_below(log_offset, now_ms)
 
     def channel_closed(self, channel: Channel) -> None:
         self._access_keys.pop(channel, None)
@@ -428,7 +474,7 @@ class Broker:
         self.save_delayed_messages()
 
     def save_delayed_messages(self) -> None:
-        if self.delayed_messages.is_dirty:
+        if self.delayed_messages.needs_save:
             self.delayed_messages.save()
 
     def save_offsets(self) -> None:

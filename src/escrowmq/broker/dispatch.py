@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.errors import (
+    AmbiguousTransaction,
     BrokenBody,
     ConfigError,
     CorruptRecord,
@@ -170,6 +171,7 @@ RESPONSE_CODES: Final[ErrorCodes] = {
     TooManyOpenTransactions: ResponseCode.SYSTEM_BUSY,
     TransactionNotFound: ResponseCode.QUERY_NOT_FOUND,
     TransactionConflict: ResponseCode.TRANSACTION_CONFLICT,
+    AmbiguousTransaction: ResponseCode.TRANSACTION_AMBIGUOUS,
     WriterFenced: ResponseCode.TRANSACTION_FENCED,
 }
 NO_OVERRIDES: Final[ErrorCodes] = {}

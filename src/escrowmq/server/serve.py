@@ -328,8 +328,8 @@ def _new_maintenance(config: Config, clock: Clock, broker: Broker, disk: Disk) -
         disk,
         clock,
         config.store,
-        oldest_needed_offset=broker.transactions.oldest_needed_offset,
-        move_halves_below=lambda end: broker.transactions.move_halves_below(end, clock.now_ms()),
+        oldest_needed_offset=broker.oldest_needed_offset,
+        move_messages_below=lambda end: broker.move_messages_below(end, clock.now_ms()),
     )
 
 

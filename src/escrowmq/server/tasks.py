@@ -162,7 +162,7 @@ class StoreMaintenance:
     """Flush, checkpoint and expire a store at the configured intervals.
 
     `oldest_needed_offset` returns the log offset below which segments may be deleted; None means
-    all. `move_halves_below` is called with the end of a segment that is due but still needed.
+    all. `move_messages_below` is called with the end of a segment that is due but still needed.
     """
 
     def __init__(
@@ -173,14 +173,14 @@ class StoreMaintenance:
         config: StoreConfig,
         *,
         oldest_needed_offset: Callable[[], LogOffset | None] = lambda: None,
-        move_halves_below: Callable[[LogOffset], None] = lambda end: None,
+        move_messages_below: Callable[[LogOffset], None] = lambda end: None,
     ) -> None:
         self._store = store
         self._disk = disk
         self._clock = clock
         self._config = config
         self._oldest_needed_offset = oldest_needed_offset
-        self._move_halves_below = move_halves_below
+        self._move_messages_below = move_messages_below
         self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
         self.checkpoint_seconds = Distribution(LATENCY_BOUNDS_S)
         self._checkpoint_lock = asyncio.Lock()  # a checkpoint and expiry exclude each other
@@ -243,8 +243,9 @@ class StoreMaintenance:
         end = self._store.begin + self._store.config.segment_bytes
         needed_from = self._oldest_needed_offset()
         if needed_from is not None and needed_from < end:
-            # Open halves are appended again, so that a later pass can delete the segment.
-            self._move_halves_below(LogOffset(end))
+            # Open halves and delayed messages are appended again, so that a later pass can delete
+            # the segment.
+            self._move_messages_below(LogOffset(end))
             return False
         return True
 

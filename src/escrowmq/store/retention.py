@@ -5,8 +5,8 @@
     force_expire_ratio       the oldest segments are removed whatever their age
     refuse_ratio             new messages are refused as well
 
-A segment is removed only if a checkpoint covers it and if it does not contain anything that the
-transaction coordinator still needs (`oldest_needed_offset`). Queue and index files that describe
+A segment is removed only if a checkpoint covers it and if it contains no open half and no message
+that waits for its delivery (`oldest_needed_offset`). Queue and index files that describe
 only removed segments go with the next checkpoint.
 """
 

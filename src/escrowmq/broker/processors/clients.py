@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+from escrowmq.broker.closed_names import check_group_is_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, check_is_printable
 from escrowmq.consume.members import (
     ConsumerGroups,
     ConsumerGroupSettings,
@@ -93,6 +94,7 @@ class ClientProcessor:
             language=request.head.language,
             version=request.head.version,
         )
+        _check_names(heartbeat)
         needs_subscriptions = True
         for producer in heartbeat.producer_data_set:
             if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
@@ -133,6 +135,7 @@ class ClientProcessor:
 
     def unregister(self, channel: Channel, request: Request[UnregisterClient], now_ms: int) -> None:
         fields = request.head.fields
+        check_group_is_open(fields.consumer_group or "")
         if fields.producer_group:
             self._producers.unregister(fields.producer_group, fields.client_id, channel)
         if fields.consumer_group and self._consumers.unregister(
@@ -164,6 +167,7 @@ class ClientProcessor:
 
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
         batch = decode_request_body(LockBatch, request.body)
+        check_group_is_open(batch.consumer_group)
         locked: list[QueueName] = []
         for part in _parts(batch.mq_set):
             queues = [(queue.topic, queue.queue_id) for queue in part]
@@ -176,6 +180,7 @@ class ClientProcessor:
 
     def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
         batch = decode_request_body(LockBatch, request.body)
+        check_group_is_open(batch.consumer_group)
         for part in _parts(batch.mq_set):
             queues = [(queue.topic, queue.queue_id) for queue in part]
             self._locks.unlock(batch.consumer_group, batch.client_id, queues)
@@ -223,6 +228,21 @@ class ClientProcessor:
 def _parts(queues: list[QueueName]) -> Iterator[list[QueueName]]:
     for begin in range(0, len(queues), QUEUES_PER_SLICE):
         yield queues[begin : begin + QUEUES_PER_SLICE]
+
+
+def _check_names(heartbeat: Heartbeat) -> None:
+    """Raise RequestRefused if a client joins a group of the broker, or has an unprintable name.
+
+    Log lines and lists have these names, and none of them may look like two.
+    """
+    producers, consumers = heartbeat.producer_data_set, heartbeat.consumer_data_set
+    groups = [entry.group_name for entry in producers]
+    groups += [entry.group_name for entry in consumers]
+    for group in groups:
+        check_is_printable("group", group)
+    check_is_printable("client id", heartbeat.client_id)
+    for consumer in consumers:
+        check_group_is_open(consumer.group_name)
 
 
 def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:

@@ -65,9 +65,8 @@ class CoordinatorStorage:
         store = self._store
         content = read_file(self._disk, SNAPSHOT_PATH) or b""
         snapshot = decode_snapshot(content, store.begin, store.end)
-        cursor = self._offsets.query(names.HALF_TOPIC, CURSOR_GROUP, 0)
         now_ms = store.last_stored_ms
-        result = recover(self.coordinator, store, snapshot, cursor, now_ms=now_ms)
+        result = recover(self.coordinator, store, snapshot, now_ms=now_ms)
         self._append_missing(result, now_ms)
         for decision_record in result.unfinished_decisions:
             self._complete_group(decision_record, now_ms)
