@@ -22,6 +22,7 @@ from bench import (
     outbox,
     scale,
     spark_write,
+    stalls,
     store_open,
     store_read,
     store_write,
@@ -73,6 +74,7 @@ ALONE: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "scale": ("The broker: many topics, connections, groups", scale.rows),
     "pipeline": ("Pipelines: ledger and reconcile", _pipeline),
     "spark-kafka": ("Spark: our source and sink beside Kafka's", _spark_kafka),
+    "stalls": ("The broker: the longest stall that one request causes", stalls.rows),
     "neighbours": ("The broker: latency of others while one client misbehaves", neighbours.rows),
 }
 NEEDS_NO_LOAD = ("spark-read",)

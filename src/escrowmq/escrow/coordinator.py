@@ -333,35 +333,12 @@ class TransactionCoordinator:
         by_name: str = "",
         reason: str = "",
         now_ms: int,
-    ) -> GroupDecision | AlreadyDecided | InProgress:
+    ) -> SlicedResult[GroupDecision | AlreadyDecided | InProgress]:
         """Decide all halves at these positions (queue offset, log offset), or none of them.
 
         Raises as `decide()` does, but TransactionNotFound for a half that cannot be read.
+        It is done in slices: there may be very many halves.
         """
-        return run_to_end(
-            self.decide_many_in_slices(
-                positions,
-                verdict,
-                group=group,
-                by=by,
-                by_name=by_name,
-                reason=reason,
-                now_ms=now_ms,
-            )
-        )
-
-    def decide_many_in_slices(
-        self,
-        positions: Sequence[tuple[int, int]],
-        verdict: Verdict,
-        *,
-        group: str | None,
-        by: DecidedBy,
-        by_name: str = "",
-        reason: str = "",
-        now_ms: int,
-    ) -> SlicedResult[GroupDecision | AlreadyDecided | InProgress]:
-        """Do the same in slices: there may be very many halves."""
         state = STATE_BY_VERDICT[verdict]
         queue_offsets: dict[int, None] = {}  # each half once, even if its aliases were named too
         for queue_offset, log_offset in dict.fromkeys(positions):
@@ -389,30 +366,13 @@ class TransactionCoordinator:
         *,
         is_last: bool = False,
         now_ms: int,
-    ) -> GroupDecision | AlreadyDecided | InProgress:
+    ) -> SlicedResult[GroupDecision | AlreadyDecided | InProgress]:
         """Commit the attempts of a writer's batch that won and roll back all others.
 
         Raises WriterFenced, TransactionConflict if halves of a winner are missing, and
         TransactionNotFound if one of them cannot be read.
+        It is done in slices.
         """
-        return run_to_end(
-            self.decide_batch_in_slices(
-                writer, batch, fence, winners, fingerprint, is_last=is_last, now_ms=now_ms
-            )
-        )
-
-    def decide_batch_in_slices(
-        self,
-        writer: str,
-        batch: int,
-        fence: int,
-        winners: list[Winner],
-        fingerprint: str,
-        *,
-        is_last: bool = False,
-        now_ms: int,
-    ) -> SlicedResult[GroupDecision | AlreadyDecided | InProgress]:
-        """Do the same in slices."""
         decided_by = f"{DecidedBy.WRITER} {writer}"
         previous = self.writers.find(writer)
         record = self.writers.decide_batch(

@@ -437,6 +437,7 @@ class TransactionCursors(JsonBody, frozen=True, kw_only=True):
 # because no route contains them.
 
 UNPACKED_BYTES_MAX: Final = 16 * 1024 * 1024
+PACKED_TOPICS_MAX: Final = 100_000
 
 _INT = struct.Struct(">i")
 
@@ -457,8 +458,13 @@ def decode_packed_in_slices(
     """Do the same in slices: a few kilobytes may become as much as `bytes_max`."""
     reader = _Reader((yield from decompress_in_slices(body, bytes_max=bytes_max)))
     version = decode_request_body(DataVersion, reader.read_sized("data version"))
+    topic_count = reader.read_count("number of topics")
+    if topic_count > PACKED_TOPICS_MAX:
+        raise BrokenBody(
+            f"packed registration: {topic_count} topics, the limit is {PACKED_TOPICS_MAX}"
+        )
     topics = {}
-    for _ in range(reader.read_count("number of topics")):
+    for _ in range(topic_count):
         topic = _parse_topic(reader.read_sized("topic"))
         topics[topic.topic_name] = topic
         yield

@@ -110,7 +110,7 @@ class GroupDecisions:
                 f"commitOrRollback must be 8 or 12 and the body must name 1 to "
                 f"{DECISION_HALVES_MAX} half messages",
             )
-        result = yield from self.coordinator.decide_many_in_slices(
+        result = yield from self.coordinator.decide_many(
             positions,
             verdict,
             group=fields.producer_group,
@@ -156,7 +156,7 @@ class GroupDecisions:
                 ResponseCode.INVALID_PARAMETER, f"batch is {fields.batch}; batches count from 0"
             )
         winners = [Winner(winner.attempt, winner.count) for winner in body.winners]
-        result = yield from self.coordinator.decide_batch_in_slices(
+        result = yield from self.coordinator.decide_batch(
             name,
             fields.batch,
             fields.fence,
