@@ -48,6 +48,8 @@ from escrowmq.escrow.decisions import (
     DecisionPiece,
     GroupDecision,
     InProgress,
+    StoredPosition,
+    wrong_log_offset,
 )
 from escrowmq.escrow.half_table import (
     FinalCache,
@@ -99,17 +101,6 @@ class HalfLog(Protocol):
 
     def record_at(self, log_offset: int) -> StoredRecord: ...
     def log_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None: ...
-
-
-class StoredPosition(Protocol):
-    """Where the store put a record: its `AppendResult`."""
-
-    @property
-    def log_offset(self) -> int: ...
-    @property
-    def queue_offset(self) -> int: ...
-    @property
-    def size(self) -> int: ...
 
 
 class TransactionCoordinator:
@@ -415,7 +406,7 @@ class TransactionCoordinator:
             stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
         # None: the log has lost that position. The alias still proves that it belongs to the half.
         if stored_offset is not None and stored_offset != log_offset:
-            raise _wrong_log_offset(queue_offset, stored_offset, log_offset)
+            raise wrong_log_offset(queue_offset, stored_offset, log_offset)
         if group is not None and half.group != group:
             raise TransactionNotFound(
                 f"the half message at queue offset {queue_offset} belongs to producer group "
@@ -567,7 +558,7 @@ class TransactionCoordinator:
                 f"no half message at queue offset {queue_offset}, or it has expired"
             )
         if stored_offset != log_offset:
-            raise _wrong_log_offset(queue_offset, stored_offset, log_offset)
+            raise wrong_log_offset(queue_offset, stored_offset, log_offset)
         if not recorded.is_decided:
             raise TransactionNotFound(
                 f"the half message at queue offset {queue_offset} cannot be read"
@@ -807,12 +798,3 @@ class TransactionCoordinator:
 
     def advance_cursors(self) -> None:
         self.cursors.advance(self.states.first_open(self.cursors.half_offset))
-
-
-def _wrong_log_offset(
-    queue_offset: int, stored_offset: int, log_offset: int
-) -> TransactionNotFound:
-    return TransactionNotFound(
-        f"the half message at queue offset {queue_offset} has log offset {stored_offset}, "
-        f"not {log_offset}"
-    )

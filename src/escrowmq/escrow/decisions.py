@@ -10,14 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
+from escrowmq.errors import TransactionNotFound
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.writers import DecisionRecord
 from escrowmq.message.batch import Appendable
 from escrowmq.message.record import NewRecord
 from escrowmq.message.transaction import TransactionState
+
+
+class StoredPosition(Protocol):
+    """Where the store put a record: its `AppendResult`."""
+
+    @property
+    def log_offset(self) -> int: ...
+    @property
+    def queue_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -89,3 +102,11 @@ class GroupDecision:
     def put_back(self, piece: DecisionPiece) -> None:
         """Let `next_piece()` return this piece again, because it is not stored yet."""
         self._returned_piece = piece
+
+
+def wrong_log_offset(queue_offset: int, stored_offset: int, log_offset: int) -> TransactionNotFound:
+    """Return the error for a request that names another half than the log has there."""
+    return TransactionNotFound(
+        f"the half message at queue offset {queue_offset} has log offset {stored_offset}, "
+        f"not {log_offset}"
+    )
