@@ -18,12 +18,15 @@ EscrowError
       ClientClosed             the client is closed, or was never started
       WrongProcess             the client was created before a fork; create one in each process
     OutcomeUnknown           the request was sent, but no response was received
+      BrokenResponse           the response lacks a field, or has one that cannot be true
     NoRoute                  no broker has the topic
     HalfNotDurable           a half was stored less durably than required; it is rolled back
     PartialSend              only the first messages of a large batch are stored
   StoreError               the disk failed, or its contents are wrong
     StoreFull                the disk is full; nothing was stored
+    StoreUnavailable         files or memory are short for the moment; nothing was stored
     StoreFailed              a write or flush failed; restart, so that recovery finds the truth
+    ReadFailed               bytes of a file cannot be read: a bad sector, or the file was cut short
     FlushTimeout             stored, but not flushed in time; it may become durable later
     StoreLocked              another process uses the directory
     StoreDamaged             the directory cannot be opened as it is
@@ -43,12 +46,14 @@ EscrowError
   TableFull                a table has reached its limit; nothing was changed
   TooManyOpenTransactions  the limit of open transactions is reached
   TransactionNotFound      there is no such half, or it belongs to another producer group
+  AmbiguousTransaction     several transactions have this id
   TransactionConflict      the transaction was decided before, with the other verdict
   TransactionMessageFailed a message could not be sent, so the database transaction is rolled back
   SessionEndedInBlock      the block ended its own database transaction
   CommitUnknown            it is unknown whether the database has committed; check-back finds out
   WriterFenced             a newer run of the writer has registered, or the batch is decided
   ReconcileFailed          a ledger, database or query cannot be read for reconciliation
+  CallbackFailed           a function of the application raised what would end the event loop
   Rollback                 raised by users to roll back a transaction
 
 Every error answers two questions of its caller: `retriable` says whether the same call may succeed
@@ -169,6 +174,13 @@ class OutcomeUnknown(TransportError):
     may_have_happened = True
 
 
+class BrokenResponse(OutcomeUnknown):
+    """A response lacks a field, or has one of a wrong type or with an impossible value.
+
+    The peer has received the request, so it may have taken effect.
+    """
+
+
 class NoRoute(TransportError):
     """No broker that the name servers know has the topic."""
 
@@ -208,6 +220,12 @@ class StoreFull(StoreError):
     retriable = True
 
 
+class StoreUnavailable(StoreError):
+    """The system is short of open files or memory for the moment. Nothing was stored."""
+
+    retriable = True
+
+
 class StoreFailed(StoreError):
     """A write or flush failed, so it is unknown what is on the disk.
 
@@ -215,6 +233,13 @@ class StoreFailed(StoreError):
     """
 
     may_have_happened = True
+
+
+class ReadFailed(StoreError):
+    """Bytes of a file cannot be read: a bad sector, or the file was cut short.
+
+    Only this read has failed. Other files, and other parts of this file, are not affected.
+    """
 
 
 class FlushTimeout(StoreError):
@@ -354,8 +379,8 @@ class TransactionMessageFailed(EscrowError):
 class SessionEndedInBlock(EscrowError):
     """The block committed or rolled back its own database transaction.
 
-    Leave the block instead. The marker shows what the database did, and check-back decides the
-    messages accordingly.
+    Leave the block instead. The marker shows what the database did, and the messages follow it.
+    Look at the database before you repeat the work.
     """
 
     may_have_happened = True
@@ -368,6 +393,11 @@ class CommitUnknown(EscrowError):
     """
 
     may_have_happened = True
+
+
+class CallbackFailed(EscrowError):
+    """A checker, handler or listener raised SystemExit, KeyboardInterrupt or another exception that
+    would end the event loop of all clients. It is the cause of this error."""
 
 
 class Rollback(EscrowError):

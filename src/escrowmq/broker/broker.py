@@ -45,6 +45,7 @@ from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
+from escrowmq.escrow.recovery import TimeConversion
 from escrowmq.limited_log import LimitedLog
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.message.record import LogOffset, NewRecord
@@ -79,6 +80,7 @@ class Broker:
         access_validator: AccessValidator | None = None,
         day_of: Callable[[int], int] = utc_day,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
+        past_times: TimeConversion | None = None,
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
         elapsed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -91,16 +93,19 @@ class Broker:
             messages are stamped with and that delayed messages are due by.
         elapsed_s: measures how long work takes, so that long work is done in slices. Without it,
             all work of a turn is done in that turn.
+        past_times: converts times that an earlier process recorded to the broker's time. Without
+            it they are believed.
         """
         self.store = store
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
         self.settings: BrokerSettings = FixedSettings()  # the server replaces them
-        self.topics = TopicTable(topics_file(disk), config.broker, on_topics_changed)
+        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
+        self.topics.restore_missing(store.queues(), store.damage)
         self.groups = SubscriptionGroups(
-            groups_file(disk), auto_create=config.broker.creates_groups
+            groups_file(disk, store.damage), auto_create=config.broker.creates_groups
         )
-        self._offsets_file = offsets_file(disk)
+        self._offsets_file = offsets_file(disk, store.damage)
         self.offsets = ConsumerOffsets(self._offsets_file.offsets())
         self._saved_offsets_version = self.offsets.version
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups()
@@ -108,6 +113,7 @@ class Broker:
         self._locks = QueueLocks()
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
+        self._wall_ms = wall_ms
         self._last_expiry_ms = 0
         self._elapsed_s = elapsed_s
         # Long work that no single request waits for, such as waking held pulls.
@@ -115,20 +121,20 @@ class Broker:
         self._limited_log = LimitedLog(log)
         self._store_host = store_host
         self._create_processors(
-            disk, config, unique_keys, when_flushed, wall_ms, decision_piece_bytes
+            disk, config, unique_keys, when_flushed, wall_ms, past_times, decision_piece_bytes
         )
         self._create_admin_processors(disk, config, version, flush, access_validator)
-        self._tick_steps: list[Callable[[int], object]] = [
-            self.pull_processor.expire,
-            self.transactions.tick,
-            lambda now_ms: self.group_decisions.tick(),
-            self._metadata_admin.tick,
-            self._broker_admin.tick,
-            lambda now_ms: self.flow_control.update(),
-            self.delayed_messages.deliver,
-            self._expire,
-            lambda now_ms: self._background_work.run_turn(),
-        ]
+        self._tick_steps: dict[str, Callable[[int], object]] = {
+            "held pulls": self.pull_processor.expire,
+            "transactions": self.transactions.tick,
+            "group decisions": lambda now_ms: self.group_decisions.tick(),
+            "topics": self._metadata_admin.tick,
+            "statistics": self._broker_admin.tick,
+            "flow control": lambda now_ms: self.flow_control.update(),
+            "delayed messages": self.delayed_messages.deliver,
+            "expiry": self._expire,
+            "background work": lambda now_ms: self._background_work.run_turn(),
+        }
         self._handlers = {handler.code: handler for handler in self.handlers()}
         self._access_validator = access_validator
         # The access key of each channel's last heartbeat, for checks that are sent to it later.
@@ -146,6 +152,7 @@ class Broker:
         unique_keys: UniqueKeyGenerator,
         when_flushed: WhenFlushed | None,
         wall_ms: Callable[[int], int],
+        past_times: TimeConversion | None,
         decision_piece_bytes: int,
     ) -> None:
         store = self.store
@@ -176,6 +183,7 @@ class Broker:
             broker_name=config.broker.broker_name,
             age_max_ms=config.store.retention_ms,
             piece_bytes=decision_piece_bytes,
+            times=past_times,
         )
         self.group_decisions = GroupDecisions(
             store,
@@ -270,6 +278,7 @@ class Broker:
             self.statistics,
             lambda: self.settings,
             BrokerInfo(version=version, cluster=config.broker.cluster_name),
+            self.delayed_messages,
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)
         self._transaction_admin = TransactionAdmin(
@@ -285,7 +294,9 @@ class Broker:
             self.statistics,
             address="{}:{}".format(*decode_host(self._store_host)),
         )
-        self._offset_admin = OffsetAdmin(store, topics, groups, offsets, self.consumers)
+        self._offset_admin = OffsetAdmin(
+            store, topics, groups, offsets, self.consumers, self.save_offsets
+        )
         self._consumer_relay = ConsumerRelay(store, topics, groups, self.consumers)
 
     def handlers(self) -> list[Handler]:
@@ -361,6 +372,7 @@ class Broker:
             channel.address,
             lambda request: handler.permission(self._permissions, request),
             now_ms=now_ms,
+            wall_ms=self._wall_ms(now_ms),
         )
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
@@ -397,9 +409,13 @@ class Broker:
             try:
                 self._save_tables()
             except StoreError as error:
-                log.warning("topics or groups not saved, sends refused: %s", error)
+                log.warning("topics or groups not saved, requests of this turn refused: %s", error)
                 self.turn.fail_all(error)
+                self.topics.revert()
+                self.groups.revert()
+                self._metadata_admin.respond_changes(error)
                 return False
+        self._metadata_admin.respond_changes(None)
         self._run_part("checks", lambda: self.transactions.checker.end_turn(now_ms))
         self._run_part("group decisions", lambda: self.group_decisions.end_turn(now_ms))
         self.turn.append_all(now_ms)
@@ -417,12 +433,12 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""
         self._now_ms = now_ms
-        for step in self._tick_steps:
+        for name, step in self._tick_steps.items():
             # A bug in one step must not stop the others, and above all not the process.
             try:
                 step(now_ms)
             except Exception:
-                self._limited_log.exception(now_ms, "periodic work failed step=%s", step)
+                self._limited_log.exception(now_ms, "periodic work failed: %s", name)
 
     def _expire(self, now_ms: int) -> None:
         if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:
@@ -478,16 +494,18 @@ class Broker:
             self.delayed_messages.save()
 
     def save_offsets(self) -> None:
+        """Write offsets, and tables and snapshot if they have changed. Raise StoreError."""
         self._save_tables()
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
-            self._saved_offsets_version = self.offsets.version
+            version = self.offsets.version
             self._offsets_file.save(offsetTable=self.offsets.dump())
+            self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:
-        if self.topics.is_dirty:
+        if self.topics.is_dirty or self.topics.is_file_uncertain:
             self.topics.save()
-        if self.groups.is_dirty:
+        if self.groups.is_dirty or self.groups.is_file_uncertain:
             self.groups.save()
 
 

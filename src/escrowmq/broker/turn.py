@@ -191,7 +191,16 @@ class Turn:
             log.exception("append failed records=%d", len(records))
             self._refuse_all(sends, pending, StoreFailed(f"internal error: {error}"))
             return
-        pending = [append for append in pending if _apply(append, results)]
+        try:
+            for append in pending:
+                append.on_stored(results)
+        except Exception as error:
+            # The records are in the log, but memory does not know what they mean: a decision could
+            # be made twice. Only a restart reads the truth, so nothing more may be written.
+            log.exception("stored records could not be applied records=%d", len(records))
+            self._store.fail(error)
+            self._respond_all(sends, pending, results, ResponseCode.SYSTEM_ERROR)
+            return
         try:
             self._counters.record_append(sends, records, results)
             self._messages_arrived(records)
@@ -288,17 +297,6 @@ class Turn:
         send.channel.respond_send_batch(
             send.request, log_offsets, send.queue_id, send_results[0].queue_offset, code
         )
-
-
-def _apply(append: PendingAppend, results: Sequence[AppendResult]) -> bool:
-    """Tell an owner that its records are stored. Return False if it raised; it gets an error."""
-    try:
-        append.on_stored(results)
-    except Exception:
-        log.exception("stored records not applied owner=%s", type(append).__name__)
-        _finish(append, ResponseCode.SYSTEM_ERROR, results)
-        return False
-    return True
 
 
 def _finish(append: PendingAppend, code: int, results: Sequence[AppendResult]) -> None:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from escrowmq.config import TransactionConfig
 from escrowmq.errors import (
@@ -47,9 +47,10 @@ from escrowmq.escrow.decisions import (
     Decision,
     DecisionPiece,
     GroupDecision,
+    HalfLog,
     InProgress,
     StoredPosition,
-    wrong_log_offset,
+    no_half,
 )
 from escrowmq.escrow.half_table import (
     FinalCache,
@@ -70,11 +71,12 @@ from escrowmq.escrow.records import (
     make_op,
     make_plain_final,
     make_stranded,
+    parse_half,
 )
 from escrowmq.escrow.writers import DecisionRecord, Winner, WriterTable, make_decision_record
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
-from escrowmq.message.record import LogOffset, NewRecord, StoredRecord
+from escrowmq.message.record import NewRecord, StoredRecord
 from escrowmq.message.transaction import (
     COMMITTED,
     ROLLED_BACK,
@@ -94,13 +96,6 @@ DECISION_PIECE_BYTES: Final = 1 << 20
 DECISION_HALVES_MAX: Final = 100_000
 PIECE_HALVES_MAX: Final = 256  # in one append, however small they are
 SHARED_REMARKS_MAX: Final = 1_000
-
-
-class HalfLog(Protocol):
-    """The part of the store that the coordinator reads."""
-
-    def record_at(self, log_offset: int) -> StoredRecord: ...
-    def log_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None: ...
 
 
 class TransactionCoordinator:
@@ -166,10 +161,7 @@ class TransactionCoordinator:
         `parked()` or `park_failed()` after the append. Raises TooManyOpenTransactions.
         """
         group_topic_key = half.group, half.topic, half.key
-        if (
-            group_topic_key in self._keys_in_turn
-            or self.find_duplicate(*group_topic_key) is not None
-        ):
+        if group_topic_key in self._keys_in_turn or self.find_duplicate(*group_topic_key):
             self.counters.duplicate_sends += 1
             return False
         self._check_limits(half.group, size)
@@ -308,7 +300,7 @@ class TransactionCoordinator:
         if half is None or half.log_offset != log_offset or half.group != group:
             half = self.find_open(queue_offset, log_offset, group)
             if half is None:
-                return self._already_decided(queue_offset, log_offset, state)
+                return self._already_decided(queue_offset, log_offset, state, group)
         if half.is_being_decided:
             return InProgress()
         decided_by = f"{by} {by_name}" if by_name else by
@@ -335,7 +327,7 @@ class TransactionCoordinator:
         for queue_offset, log_offset in dict.fromkeys(positions):
             half = self.find_open(queue_offset, log_offset, group)
             if half is None:
-                self._already_decided(queue_offset, log_offset, state)
+                self._already_decided(queue_offset, log_offset, state, group)
             else:
                 queue_offsets[half.queue_offset] = None
             yield
@@ -371,11 +363,8 @@ class TransactionCoordinator:
         )
         if record is None:
             return AlreadyDecided(COMMITTED)
-        return (
-            yield from self._group_decision(
-                record, now_ms, is_current=lambda: self.writers.find(writer) is previous
-            )
-        )
+        is_current = lambda: self.writers.find(writer) is previous  # noqa: E731
+        return (yield from self._group_decision(record, now_ms, is_current))
 
     def register_writer(
         self, name: str, run: str, fence: int | None, *, now_ms: int
@@ -396,6 +385,7 @@ class TransactionCoordinator:
         """Return the undecided half that has or had this position; None if it is decided.
 
         Raises TransactionNotFound if another half is there, or one of another group than `group`.
+        The error tells nothing about the half: the client that asks may not be its producer.
         """
         half = self.halves.find(self.aliases.get(queue_offset, queue_offset))
         if half is None:
@@ -405,14 +395,37 @@ class TransactionCoordinator:
         else:
             stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
         # None: the log has lost that position. The alias still proves that it belongs to the half.
-        if stored_offset is not None and stored_offset != log_offset:
-            raise wrong_log_offset(queue_offset, stored_offset, log_offset)
-        if group is not None and half.group != group:
-            raise TransactionNotFound(
-                f"the half message at queue offset {queue_offset} belongs to producer group "
-                f"{half.group}, not {group}"
-            )
+        if (stored_offset is not None and stored_offset != log_offset) or (
+            group is not None and half.group != group
+        ):
+            raise no_half(queue_offset, log_offset, group)
         return half
+
+    def decided_state(
+        self, queue_offset: int, log_offset: int, group: str | None = None
+    ) -> TransactionState:
+        """Return how the half at this position was decided. Raises TransactionNotFound."""
+        recorded = self.states.get(queue_offset)
+        stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
+        if (
+            recorded is None
+            or stored_offset != log_offset
+            or (group is not None and self._stored_group(stored_offset) not in (None, group))
+        ):
+            raise no_half(queue_offset, log_offset, group)
+        if not recorded.is_decided:
+            raise TransactionNotFound(
+                f"the half message at queue offset {queue_offset} cannot be read"
+            )
+        return recorded
+
+    def _stored_group(self, log_offset: int) -> str | None:
+        """Return the producer group of a stored half; None if it cannot be read."""
+        try:
+            properties = parse_half(self._half_log.record_at(log_offset))
+        except (CorruptRecord, RecordNotFound):
+            return None
+        return None if properties is None else properties.group
 
     def strand(self, half: Half, reason: str, record: StoredRecord, *, now_ms: int) -> Decision:
         """Set a half aside for an operator: no more checks are sent for it."""
@@ -548,21 +561,10 @@ class TransactionCoordinator:
         return Decision(half, state, records)
 
     def _already_decided(
-        self, queue_offset: int, log_offset: int, state: TransactionState
+        self, queue_offset: int, log_offset: int, state: TransactionState, group: str | None
     ) -> AlreadyDecided:
         """Compare the recorded outcome of a half that is not open with the expected one."""
-        recorded = self.states.get(queue_offset)
-        stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
-        if recorded is None or stored_offset is None:
-            raise TransactionNotFound(
-                f"no half message at queue offset {queue_offset}, or it has expired"
-            )
-        if stored_offset != log_offset:
-            raise wrong_log_offset(queue_offset, stored_offset, log_offset)
-        if not recorded.is_decided:
-            raise TransactionNotFound(
-                f"the half message at queue offset {queue_offset} cannot be read"
-            )
+        recorded = self.decided_state(queue_offset, log_offset, group)
         if recorded is not state:
             self.counters.conflicts += 1
             raise TransactionConflict(
@@ -574,17 +576,12 @@ class TransactionCoordinator:
         return AlreadyDecided(recorded)
 
     def _group_decision(
-        self,
-        record: DecisionRecord,
-        now_ms: int,
-        *,
-        is_current: Callable[[], bool] = lambda: True,
+        self, record: DecisionRecord, now_ms: int, is_current: Callable[[], bool] = lambda: True
     ) -> SlicedResult[GroupDecision | InProgress]:
         """Return the decision, or InProgress if another request decides one of the halves.
 
-        It is made in slices. Each half is reserved when its slice comes, so that nobody else
-        decides it; if the work is dropped or fails, all are released. `is_current` says in the end
-        whether nothing else has changed meanwhile that the record depends on.
+        Each half is reserved in its slice, so that nobody else decides it; all are released if the
+        work is dropped or fails. `is_current` says whether the record is still right in the end.
         """
         reserved: list[Half] = []
         queues: set[tuple[str, int]] = set()
@@ -597,10 +594,8 @@ class TransactionCoordinator:
                         return InProgress()
                     # Once the decision record is stored it is too late to refuse: read it before.
                     if is_commit and self.read_half(half) is None:
-                        raise TransactionNotFound(
-                            f"the half message at queue offset {queue_offset} cannot be read: "
-                            f"{half.reason}"
-                        )
+                        problem = f"queue offset {queue_offset} cannot be read: {half.reason}"
+                        raise TransactionNotFound(f"the half message at {problem}")
                     if is_commit:
                         queues.add((half.topic, half.queue_id))
                     half.is_being_decided = True

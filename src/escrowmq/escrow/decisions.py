@@ -18,8 +18,15 @@ from escrowmq.errors import TransactionNotFound
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.writers import DecisionRecord
 from escrowmq.message.batch import Appendable
-from escrowmq.message.record import NewRecord
+from escrowmq.message.record import LogOffset, NewRecord, StoredRecord
 from escrowmq.message.transaction import TransactionState
+
+
+class HalfLog(Protocol):
+    """The part of the store that the coordinator reads."""
+
+    def record_at(self, log_offset: int) -> StoredRecord: ...
+    def log_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None: ...
 
 
 class StoredPosition(Protocol):
@@ -104,9 +111,10 @@ class GroupDecision:
         self._returned_piece = piece
 
 
-def wrong_log_offset(queue_offset: int, stored_offset: int, log_offset: int) -> TransactionNotFound:
-    """Return the error for a request that names another half than the log has there."""
+def no_half(queue_offset: int, log_offset: int, group: str | None) -> TransactionNotFound:
+    """Return the error for a half that cannot be found. It repeats only what the caller said."""
+    of_group = "" if group is None else f" of producer group {group}"
     return TransactionNotFound(
-        f"the half message at queue offset {queue_offset} has log offset {stored_offset}, "
-        f"not {log_offset}"
+        f"no half message at queue offset {queue_offset} and log offset {log_offset}{of_group}, "
+        "or it has expired"
     )

@@ -34,8 +34,8 @@ from zlib import crc32
 import msgspec
 
 from escrowmq.errors import CorruptRecord, RecordNotFound
-from escrowmq.escrow.coordinator import HalfLog, TransactionCoordinator
-from escrowmq.escrow.decisions import Decision
+from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.escrow.decisions import Decision, HalfLog
 from escrowmq.escrow.half_table import GroupTopicKey, Half, HalfStates
 from escrowmq.escrow.records import (
     HalfProperties,
@@ -79,6 +79,41 @@ class HalfSummary(Protocol):
     def stored_ms(self) -> int: ...
     @property
     def properties(self) -> bytes: ...
+
+
+class TimeConversion(Protocol):
+    """Converts times that an earlier process recorded to the time of this one.
+
+    The wall clock may have been wrong then, or may be wrong now. No converted time is after
+    `now_ms`, unless it was in the future when it was recorded.
+    """
+
+    @property
+    def now_ms(self) -> int: ...
+    def stored_ms(self, stored_ms: int, log_offset: int) -> int:
+        """Convert the stored time of a record."""
+
+    def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
+        """Convert a time of the broker that is written in a record."""
+
+    def file_ms(self, time_ms: int, log_offset: int, saved_ms: int) -> int:
+        """Convert a time in a file that was saved when the log ended at `log_offset`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnchangedTimes:
+    """Believes all recorded times, for a log whose clock was never wrong."""
+
+    now_ms: int
+
+    def stored_ms(self, stored_ms: int, log_offset: int) -> int:
+        return stored_ms
+
+    def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
+        return time_ms
+
+    def file_ms(self, time_ms: int, log_offset: int, saved_ms: int) -> int:
+        return time_ms
 
 
 class KeyLookup(Protocol):
@@ -130,6 +165,7 @@ class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     checks: dict[int, CheckHistory]  # by half
     aliases: dict[int, int]
     writers: bytes = b""
+    saved_ms: int = 0  # the time of the broker, to which `checks` are relative
 
 
 def encode_snapshot(snapshot: CoordinatorSnapshot) -> bytes:
@@ -137,13 +173,17 @@ def encode_snapshot(snapshot: CoordinatorSnapshot) -> bytes:
     return crc32(data).to_bytes(4, "big") + data
 
 
+def is_snapshot(content: bytes) -> bool:
+    """Return whether the content of a file is what `encode_snapshot` has returned."""
+    return len(content) > 4 and crc32(content[4:]) == int.from_bytes(content[:4], "big")
+
+
 def decode_snapshot(content: bytes, log_begin: int, log_end: int) -> CoordinatorSnapshot | None:
     """Return the snapshot in this file; None if it is damaged or does not fit the log."""
-    data = content[4:]
-    if len(content) <= 4 or crc32(data) != int.from_bytes(content[:4], "big"):
+    if not is_snapshot(content):
         return None
     try:
-        snapshot = msgspec.msgpack.decode(data, type=CoordinatorSnapshot)
+        snapshot = msgspec.msgpack.decode(content[4:], type=CoordinatorSnapshot)
     except msgspec.MsgspecError:  # written by another version
         return None
     # One that is ahead of the log, or of another log, would report transactions as decided whose
@@ -175,10 +215,10 @@ def recover(
     store: RecoveryLog,
     snapshot: CoordinatorSnapshot | None,
     *,
-    now_ms: int,
+    times: TimeConversion,
 ) -> RecoveryResult:
     """Fill an empty coordinator from the log."""
-    result = RecoveryResult()
+    result, now_ms = RecoveryResult(), times.now_ms
     first_half = store.min_offset(names.HALF_TOPIC, 0)
     first_op = store.min_offset(names.OP_TOPIC, 0)
     first_journal_entry = store.min_offset(names.JOURNAL_TOPIC, 0)
@@ -193,12 +233,19 @@ def recover(
         # Ops from the cursor on are read again, although their states are known, for the cursor.
         first_op = max(first_op, snapshot.op_cursor)
         first_journal_entry = max(first_journal_entry, snapshot.steps_read)
-        checks = dict(snapshot.checks)
+        checks = {
+            queue_offset: history._replace(
+                last_check_ms=times.file_ms(
+                    history.last_check_ms, snapshot.log_offset, snapshot.saved_ms
+                )
+            )
+            for queue_offset, history in snapshot.checks.items()
+        }
     coordinator.states.extend_to(store.max_offset(names.HALF_TOPIC, 0) - 1)
     coordinator.cursors.half_offset = max(first_half, snapshot.half_cursor if snapshot else 0)
     _read_ops(coordinator, store, first_op, result)
-    _read_checks(store, first_journal_entry, checks)
-    _read_undecided_halves(coordinator, store, first_half, checks, result, now_ms)
+    _read_checks(store, first_journal_entry, checks, times)
+    _read_undecided_halves(coordinator, store, first_half, checks, result, times)
     _complete_last_record(coordinator, store, result, now_ms)
     if (
         snapshot is None
@@ -290,7 +337,9 @@ def _read_record(store: HalfLog, log_offset: int) -> StoredRecord | None:
         return None
 
 
-def _read_checks(store: RecoveryLog, begin: int, checks: dict[int, CheckHistory]) -> None:
+def _read_checks(
+    store: RecoveryLog, begin: int, checks: dict[int, CheckHistory], times: TimeConversion
+) -> None:
     """Add what the journal says from `begin` on, by half."""
     for _, record in _read_records(store, names.JOURNAL_TOPIC, begin):
         try:
@@ -299,7 +348,8 @@ def _read_checks(store: RecoveryLog, begin: int, checks: dict[int, CheckHistory]
             continue
         history = checks.get(entry.half_offset, _NO_CHECKS)
         if entry.event == "asked":
-            history = history._replace(checks=entry.check_number, last_check_ms=entry.stored_ms)
+            checked_ms = times.stored_ms(entry.stored_ms, record.log_offset)
+            history = history._replace(checks=entry.check_number, last_check_ms=checked_ms)
         elif entry.event == "unknown":
             history = history._replace(unknown_answers=history.unknown_answers + 1)
         if entry.event in ("unknown", "unknown_at_send") and entry.reason:
@@ -316,7 +366,7 @@ def _read_undecided_halves(
     first_offset: int,
     checks: dict[int, CheckHistory],
     result: RecoveryResult,
-    now_ms: int,
+    times: TimeConversion,
 ) -> None:
     copies = _Copies(coordinator, store)
     for summary in _undecided_summaries(coordinator, store, first_offset):
@@ -332,10 +382,10 @@ def _read_undecided_halves(
         if previous is not None:
             # Appended again, by us or by RocketMQ: the newest copy is the half.
             if coordinator.states.get(previous.queue_offset) is TransactionState.OPEN:
-                result.move_ops.append(coordinator.make_move_op(previous, now_ms=now_ms))
+                result.move_ops.append(coordinator.make_move_op(previous, now_ms=times.now_ms))
             replaced_offsets = _replace_copy(coordinator, previous, queue_offset)
         history = checks.get(queue_offset, _NO_CHECKS)
-        half = _restore_half(coordinator, summary, properties, state, history)
+        half = _restore_half(coordinator, summary, properties, state, history, times)
         copies.add(half)
         # Positions that the log has lost lead to it too: its producer may know no other one.
         half.previous_offsets = tuple(
@@ -411,18 +461,27 @@ def _restore_half(
     properties: HalfProperties,
     state: TransactionState,
     history: CheckHistory,
+    times: TimeConversion,
 ) -> Half:
     half = coordinator.restore_half(
         properties,
         queue_offset=summary.queue_offset,
         log_offset=summary.log_offset,
         size=summary.size,
-        parked_ms=summary.stored_ms,
+        parked_ms=times.stored_ms(summary.stored_ms, summary.log_offset),
     )
     if properties.check_state is not None:
-        half.parked_ms, half.due_ms, half.checks, is_stranded, half.unknown_answers = (
-            properties.check_state
+        immunity_ms = half.due_ms - half.parked_ms
+        parked_ms, due_ms, half.checks, is_stranded, half.unknown_answers = properties.check_state
+        parked_ms, due_ms = (
+            times.broker_ms(time_ms, summary.log_offset, summary.stored_ms)
+            for time_ms in (parked_ms, due_ms)
         )
+        # Whatever the clocks were: it is not parked in the future, and not due later than a half
+        # that is parked or checked now.
+        wait_max_ms = max(immunity_ms, coordinator.check_interval_ms(half))
+        half.parked_ms = min(parked_ms, times.now_ms)
+        half.due_ms = min(due_ms, times.now_ms + wait_max_ms)
         coordinator.schedule.add(half.queue_offset, half.due_ms)
         if is_stranded and state is TransactionState.OPEN:
             state = STRANDED

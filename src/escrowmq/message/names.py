@@ -231,6 +231,7 @@ OUTCOME: Final = "ENDED"  # of an op; the name is short because every transactio
 
 TX_ID: Final = "TX_ID"  # on every message of a transaction: the id of the first one
 TX_NAME: Final = "TX_NAME"  # selects the checker of a transaction
+TX_TIME: Final = "TX_TIME"  # of a database binding: when it began, by the clock of the database
 
 COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: its previous positions
 COPY_CHECK_STATE: Final = "ESCROW_COPY_PAST"  # and the checks before it was appended again

@@ -37,6 +37,7 @@ from escrowmq.namesrv.registration import (
     unregistration_request,
 )
 from escrowmq.parsing import parse_lenient_json
+from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.connection import SignFunction
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error
@@ -55,7 +56,7 @@ from escrowmq.server.security import (
     outgoing_signer,
     own_namesrv_context,
 )
-from escrowmq.server.tasks import background_tasks
+from escrowmq.server.tasks import background_tasks, repeat
 from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file
 
@@ -69,8 +70,8 @@ KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
 class KvConfigFile:
     """The key-value config of a name server, in a file.
 
-    Each change is durable before it is responded to. If the disk refuses the write, this is logged
-    and tried again after the next turn.
+    Each change is durable before it is responded to. If the disk refuses the write, the change is
+    undone and the client gets an error.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -83,17 +84,21 @@ class KvConfigFile:
             raise ConfigError(f"{KV_CONFIG_PATH}: {error}") from error
         self.settings = KvConfig.load(content)
         self._saved_revision = self.settings.revision
+        self._saved_content = self.settings.dump()
 
     def save(self) -> None:
-        """Write the file if something has changed."""
+        """Write the file if something has changed. Raises StoreError after undoing the change."""
         if self.settings.revision == self._saved_revision:
             return
+        content = self.settings.dump()
         try:
-            replace_file(self._disk, KV_CONFIG_PATH, msgspec.json.encode(self.settings.dump()))
+            replace_file(self._disk, KV_CONFIG_PATH, msgspec.json.encode(content))
         except StoreError as error:
-            log.warning("key-value settings not saved: %s", error)
-        else:
+            log.warning("key-value settings not saved, the change is undone: %s", error)
+            self.settings.restore(self._saved_content)
             self._saved_revision = self.settings.revision
+            raise
+        self._saved_revision, self._saved_content = self.settings.revision, content
 
 
 class _NameServerHandler:
@@ -124,6 +129,12 @@ class _NameServerHandler:
         self, connection: ServerConnection, request: Request[Any], now_ms: int
     ) -> SlicedWork:
         response = yield from self._namesrv.handle_in_slices(request, connection, now_ms=now_ms)
+        try:
+            self._kv_config_file.save()
+        except StoreError as error:
+            response = encode_error(
+                request, RequestRefused(ResponseCode.SYSTEM_ERROR, f"not saved: {error}")
+            )
         connection.write(response)
 
     def _required_permissions(self, request: Request[Any]) -> tuple[Permission, ...]:
@@ -132,7 +143,6 @@ class _NameServerHandler:
         return self._access.administrator_permissions()
 
     def end_turn(self, now_ms: int) -> bool:
-        self._kv_config_file.save()
         return False
 
     def channel_closed(self, connection: ServerConnection) -> None:
@@ -141,9 +151,13 @@ class _NameServerHandler:
 
 @contextlib.asynccontextmanager
 async def serve_name_server(
-    clock: Clock, access: AccessControl, registry: Registry, live_config: LiveConfig
+    clock: Clock,
+    access: AccessControl,
+    registry: Registry,
+    live_config: LiveConfig,
+    failed: asyncio.Event,
 ) -> AsyncIterator[str]:
-    """Run a name server on its port; yield its address."""
+    """Run a name server on its port; yield its address. Set `failed` if it cannot go on."""
     config = live_config.config
     kv_config_file = KvConfigFile(RealDisk(config.store.root_dir))
     host = config.network.bind_address
@@ -167,14 +181,13 @@ async def serve_name_server(
     live_config.add_listener(lambda changed: server.change_config(changed.network))
     log.info("name server listens address=%s:%d", host, port)
 
-    async def expire() -> None:
-        while True:
-            await asyncio.sleep(config.namesrv.broker_scan_interval_s)
-            server.sweep_connections()
-            for connection in name_server.tick(now_ms=clock.now_ms()):
-                connection.close()  # type: ignore[attr-defined]  # a ServerConnection
+    def expire() -> None:
+        server.sweep_connections()
+        for connection in name_server.tick(now_ms=clock.now_ms()):
+            connection.close()  # type: ignore[attr-defined]  # a ServerConnection
 
-    async with background_tasks(expire()):
+    scan_interval_s = config.namesrv.broker_scan_interval_s
+    async with background_tasks(failed, repeat("expiry of brokers", expire, scan_interval_s)):
         yield f"{reachable_host(host)}:{port}"
     await server.close()
 

@@ -24,13 +24,14 @@ from escrowmq.message.record import (
     decode_record,
 )
 from escrowmq.store.commit_log import LOG_DIRECTORY, file_name, is_file_name
-from escrowmq.store.disk import Disk, ViewCache
+from escrowmq.store.disk import BufferedFiles, Disk
 
 # `first_nonzero` tests every byte up to here, and then a sample at the start of each interval.
 FULL_SCAN_BYTES: Final = 8 << 20
 _SAMPLE_BYTES: Final = 4096
 _SAMPLE_INTERVAL_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 256 << 10
+_RECORD_BYTES: Final = 4096  # more than most records have
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 _MAGIC_POSITION: Final = 4  # in a record
 _MAGIC_PATTERN = re.compile(
@@ -63,7 +64,7 @@ class LogFiles:
     """All segments of a log. `end` is behind the last valid record that `scan` has yielded."""
 
     def __init__(self, disk: Disk) -> None:
-        self._views = ViewCache(disk, files_max=2)
+        self._open_files = BufferedFiles(disk, files_max=2)
         names = disk.names(LOG_DIRECTORY)
         self.unknown_names = [name for name in names if not is_file_name(name)]
         files = [
@@ -76,15 +77,13 @@ class LogFiles:
             file for file in files if self.segment_bytes and file.base % self.segment_bytes
         ]
         self.files = [file for file in files if file not in self.misaligned_files]
-        self._last_view = -1, memoryview(b"")
         self._by_base = {file.base: file for file in self.files}
         self.begin = LogOffset(self.files[0].base if self.files else 0)
         self.files_end = LogOffset(self.files[-1].base + self.segment_bytes if self.files else 0)
         self.end = self.begin
 
     def close(self) -> None:
-        self._last_view = -1, memoryview(b"")
-        self._views.close()
+        self._open_files.close()
 
     def locate(self, log_offset: int) -> tuple[str, int]:
         """Return the path of the file for a log offset, and the position in it.
@@ -128,23 +127,27 @@ class LogFiles:
                     return record_offset
         return None
 
-    def _view(self, file: LogFile) -> memoryview:
-        base, view = self._last_view
-        if base != file.base:
-            view = self._views.view(file.path)[: self.segment_bytes]
-            self._last_view = file.base, view
-        return view
+    def _read(self, file: LogFile, position: int, size: int) -> bytes:
+        return self._open_files.read(file.path, position, min(size, self.segment_bytes - position))
 
     def _record_at(self, file: LogFile | None, log_offset: LogOffset) -> StoredRecord:
         if file is None:
             raise CorruptRecord(log_offset, "the file is missing")
-        return decode_record(self._view(file), log_offset - file.base, log_offset)
+        return self._decode(file, log_offset - file.base)
+
+    def _decode(self, file: LogFile, position: int) -> StoredRecord:
+        data = self._read(file, position, _RECORD_BYTES)
+        size = int.from_bytes(data[:4], "big", signed=True)
+        if len(data) < size <= self.segment_bytes - position:
+            data = self._read(file, position, size)
+        return decode_record(memoryview(data), 0, LogOffset(file.base + position))
 
     def _is_blank(self, file: LogFile, log_offset: LogOffset) -> bool:
-        view, position = self._view(file), log_offset - file.base
-        if len(view) - position < BLANK.size:
+        position = log_offset - file.base
+        data = self._read(file, position, BLANK.size)
+        if len(data) < BLANK.size:
             return False
-        remaining, magic = BLANK.unpack_from(view, position)
+        remaining, magic = BLANK.unpack(data)
         return bool(magic == MAGIC_BLANK and remaining == self.segment_bytes - position)
 
     def _find_damage(self, log_offset: LogOffset, reason: str) -> DamagedRange | None:
@@ -157,7 +160,9 @@ class LogFiles:
         for file in self.files:
             if file.base + self.segment_bytes <= log_offset:
                 continue
-            nonzero = first_nonzero(self._view(file), max(0, log_offset - file.base))
+            nonzero = first_nonzero(
+                self._open_files, file.path, max(0, log_offset - file.base), self.segment_bytes
+            )
             if nonzero is None:
                 continue
             if nonzero_offset is None:
@@ -176,18 +181,23 @@ class LogFiles:
         )
 
     def _find_valid_record(self, file: LogFile, position: int) -> LogOffset | None:
-        view = self._view(file)
-        for match in _MAGIC_PATTERN.finditer(view, position + _MAGIC_POSITION):
-            candidate = match.start() - _MAGIC_POSITION
-            try:
-                return decode_record(view, candidate, LogOffset(file.base + candidate)).log_offset
-            except CorruptRecord:
-                continue
+        for begin in range(position + _MAGIC_POSITION, self.segment_bytes, _CHUNK_BYTES):
+            # Chunks overlap by 3 bytes, or a magic across their boundary would be missed.
+            chunk = self._read(file, begin, _CHUNK_BYTES + 3)
+            for match in _MAGIC_PATTERN.finditer(chunk):
+                try:
+                    return self._decode(file, begin + match.start() - _MAGIC_POSITION).log_offset
+                except CorruptRecord:
+                    continue
         return None
 
 
 def first_nonzero(
-    view: memoryview, position: int, full_scan_bytes: int = FULL_SCAN_BYTES
+    files: BufferedFiles,
+    path: str,
+    position: int,
+    end: int,
+    full_scan_bytes: int = FULL_SCAN_BYTES,
 ) -> int | None:
     """Return the position of the first byte that is not zero; None if there is none.
 
@@ -195,17 +205,17 @@ def first_nonzero(
     remaining part of a segment is usually a hole of a sparse file, of which only samples are
     tested: to read all of it would fill the memory with pages of zeros.
     """
-    full_end = min(len(view), position + full_scan_bytes)
+    end = min(end, files.size(path))
+    full_end = min(end, position + full_scan_bytes)
     chunks = [
         (begin, min(begin + _CHUNK_BYTES, full_end))
         for begin in range(position, full_end, _CHUNK_BYTES)
     ]
     chunks += [
-        (begin, begin + _SAMPLE_BYTES)
-        for begin in range(full_end, len(view), _SAMPLE_INTERVAL_BYTES)
+        (begin, begin + _SAMPLE_BYTES) for begin in range(full_end, end, _SAMPLE_INTERVAL_BYTES)
     ]
-    for begin, end in chunks:
-        chunk = bytes(view[begin:end])
+    for begin, chunk_end in chunks:
+        chunk = files.read(path, begin, chunk_end - begin)
         if chunk != _ZEROS[: len(chunk)]:
             return begin + len(chunk) - len(chunk.lstrip(b"\0"))
     return None

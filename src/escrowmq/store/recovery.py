@@ -36,7 +36,7 @@ from escrowmq.message.record import (
     QueueOffset,
     StoredRecord,
 )
-from escrowmq.store.checkpoint import Checkpoint, load_checkpoint
+from escrowmq.store.checkpoint import Checkpoint, load_checkpoint_file
 from escrowmq.store.commit_log import CommitLog
 from escrowmq.store.consume_queue import BLANK_SIZE, ConsumeQueue, QueueTable
 from escrowmq.store.disk import Disk
@@ -95,9 +95,11 @@ def recover(
 
     `spill` is called from time to time and writes what queues and index hold in memory to files.
     """
-    saved = load_checkpoint(disk)
+    saved_file = load_checkpoint_file(disk)
+    saved, queue_rows = (None, b"") if saved_file is None else saved_file
     checkpoint = saved if saved is not None and _belongs_to(saved, log) else None
-    queues.open()
+    has_rows = checkpoint is not None and checkpoint.has_queue_rows
+    queues.open(lists_files=not has_rows)
     index.open()
     if saved is not None and not saved.is_indexed:
         # Records behind the last index file have no keys in it. A new file for the records that
@@ -107,11 +109,11 @@ def recover(
     if checkpoint is not None:
         with contextlib.suppress(_InconsistentQueues):
             recovery = _LogReplay(log, queues, index, delay_levels_ms, spill).from_checkpoint(
-                checkpoint, was_clean=was_clean
+                checkpoint, queue_rows, was_clean=was_clean
             )
     if recovery is None:
+        queues.open()  # first: it raises if the configuration does not fit the files
         index.clear()
-        queues.open()
         replay = _LogReplay(log, queues, index, delay_levels_ms, spill)
         recovery = replay.from_start(saved, was_clean=was_clean)
     queues.deleted_topics.trim(log_begin=log.begin, log_end=recovery.end)
@@ -155,15 +157,21 @@ class _LogReplay:
         self._spill = spill
         log.end = log.files_end()  # so that records can be read; the replay finds the real end
 
-    def from_checkpoint(self, checkpoint: Checkpoint, *, was_clean: bool) -> Recovery:
+    def from_checkpoint(
+        self, checkpoint: Checkpoint, queue_rows: bytes, *, was_clean: bool
+    ) -> Recovery:
         """Replay what follows a checkpoint.
 
         Raises _InconsistentQueues if the queues do not agree with the checkpoint or the log.
         """
         begin = LogOffset(checkpoint.log_offset)
-        is_complete = self._queues.trust_files(begin)
-        totals = checkpoint.queue_count, checkpoint.entry_total, checkpoint.first_total
-        if not is_complete or not _totals_match(self._queues.totals(), totals):
+        if checkpoint.has_queue_rows:
+            is_consistent = self._queues.restore(queue_rows, begin)
+        else:
+            totals = checkpoint.queue_count, checkpoint.entry_total, checkpoint.first_total
+            is_consistent = self._queues.trust_files(begin)
+            is_consistent = is_consistent and _totals_match(self._queues.totals(), totals)
+        if not is_consistent:
             raise _InconsistentQueues
         recovery = Recovery(was_clean=was_clean, scanned_from=begin, end=begin)
         recovery.last_record_offset, recovery.stored_ms = (
@@ -240,6 +248,8 @@ def _totals_match(actual: tuple[int, int, int], expected: tuple[int, int, int]) 
 
 
 def _index_matches(index: KeyIndex, checkpoint: Checkpoint) -> bool:
+    if index.is_damaged:
+        return False
     names = {file.name for file in index.files}
     return names >= set(checkpoint.index_files) and index.end_offset >= checkpoint.index_end_offset
 
@@ -283,6 +293,8 @@ class _QueueRestorer:
             queue = self._queues.get_or_create(record.topic, record.queue_id)
         except RecordRefused as error:
             return str(error)
+        if self._is_strict and queue not in self._seen_queues:
+            queue.remove_trailing_entries()
         if record.queue_offset != queue.next_offset:
             reason = self._close_gap(queue, record)
             if reason is not None:
@@ -438,14 +450,14 @@ class LogScanner:
 
     def _next_valid_record(self, log_offset: LogOffset, segment_end: int) -> LogOffset | None:
         """Search a segment for the next record, by its magic number. None if there is none."""
-        segment = self._log.view(log_offset, segment_end)
         first = (
             4 + 1
         )  # the magic is 4 bytes into a record; the one of the invalid record is skipped
         chunk_bytes = 1 << 20
-        for begin in range(first, len(segment), chunk_bytes):
+        for begin in range(first, segment_end - log_offset, chunk_bytes):
             # Chunks overlap by 3 bytes, or a magic across their boundary would be missed.
-            chunk = bytes(segment[begin : begin + chunk_bytes + 3])
+            chunk_end = min(log_offset + begin + chunk_bytes + 3, segment_end)
+            chunk = self._log.read_bytes(log_offset + begin, chunk_end)
             for position in _magic_positions(chunk):
                 candidate = LogOffset(log_offset + begin + position - 4)
                 if self._is_valid_record(candidate):
@@ -462,7 +474,7 @@ class LogScanner:
     def _is_zero(self, log_offset: LogOffset) -> bool:
         """Return whether no byte was ever written here: the regular end of a log."""
         end = min(log_offset + RECORD_BYTES_MIN, self._log.segment_end(log_offset))
-        return not any(self._log.view(log_offset, end))
+        return not any(self._log.read_bytes(log_offset, end))
 
 
 def _magic_positions(chunk: bytes) -> Iterator[int]:

@@ -29,6 +29,7 @@ from escrowmq.errors import (
     StoreError,
     StoreFailed,
     StoreFull,
+    StoreUnavailable,
 )
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import QUEUED_AND_KEYED, tags_and_keys
@@ -43,7 +44,7 @@ from escrowmq.message.record import (
     encoded_size,
 )
 from escrowmq.sliced_work import SlicedResult, run_to_end
-from escrowmq.store.checkpoint import CheckpointJob
+from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
 from escrowmq.store.columns import PendingKeyRun, PendingKeys
 from escrowmq.store.commit_log import (
     AppendResult,
@@ -58,12 +59,14 @@ from escrowmq.store.consume_queue import (
     ENTRY,
     ConsumeQueue,
     DeletedTopics,
+    QueueBlocks,
     QueueTable,
     check_queue_name,
 )
-from escrowmq.store.disk import Disk, Lock, ViewCache, remove_file, write_file
+from escrowmq.store.damage import DamageKind, DamageReports
+from escrowmq.store.disk import Disk, Lock, OpenFiles, remove_file, write_file
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
-from escrowmq.store.key_index import RESULTS_MAX, KeyIndex
+from escrowmq.store.key_index import RESULTS_MAX, STORED_TIME_WAIT_MAX_MS, KeyIndex
 from escrowmq.store.queue_reader import (
     EntryFilter,
     QueueRead,
@@ -73,7 +76,8 @@ from escrowmq.store.queue_reader import (
     read_queue,
     read_record_summary,
 )
-from escrowmq.store.recovery import Recovery, recover
+from escrowmq.store.queue_repair import QueueRepair
+from escrowmq.store.recovery import LogScanner, Recovery, recover
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
@@ -88,6 +92,7 @@ class StoreReader:
     _queues: QueueTable
     _index: KeyIndex
     _last_record_offset: int
+    damage: DamageReports
 
     def read(
         self,
@@ -110,14 +115,21 @@ class StoreReader:
             bytes_max=bytes_max,
             message_filter=message_filter,
             is_over=is_over,
+            report_damage=self._report_damaged_record,
         )
+
+    def _report_damaged_record(
+        self, queue: ConsumeQueue, queue_offset: int, error: CorruptRecord | RecordNotFound
+    ) -> None:
+        description = f"message {queue_offset} of this queue cannot be read: {error}"
+        self.damage.add(DamageKind.LOG, queue.directory, description, is_repaired=False)
 
     def record_at(self, log_offset: int) -> StoredRecord:
         """Decode the record at a log offset. Raises RecordNotFound or CorruptRecord."""
         return self._log.record_at(LogOffset(log_offset))
 
     def record_bytes(self, record: StoredRecord) -> memoryview:
-        """Return the encoded record, not copied."""
+        """Return the encoded record. Raises RecordNotFound or CorruptRecord."""
         return self._log.view(record.log_offset, record.log_offset + record.size)
 
     @property
@@ -284,22 +296,28 @@ class MessageStore(StoreReader):
         self._disk = disk
         self._delay_levels_ms = delay_levels_ms
         self._lock = lock
-        self._views = ViewCache(disk)
+        self.damage = DamageReports()
+        self._open_files = OpenFiles(disk)
         self._log = CommitLog(
             disk,
             segment_bytes=config.segment_bytes,
             store_host=store_host,
             append_crc=config.sealed,
         )
-        self._queues: QueueTable = QueueTable(
-            disk, self._views, DeletedTopics(disk), file_bytes=config.queue_file_bytes
+        blocks = QueueBlocks(disk, self._open_files, file_bytes=config.queue_file_bytes)
+        deleted_topics = DeletedTopics(disk, self.damage)
+        blocks.compare_with_log = QueueRepair(
+            self._log, self._readable_records, deleted_topics, delay_levels_ms, self.damage
         )
+        self._queues: QueueTable = QueueTable(blocks, deleted_topics)
         self._index = KeyIndex(
             disk,
-            self._views,
+            self._open_files,
             slot_count=config.index_slots,
             entry_count=config.index_entries,
             is_enabled=config.index_enabled,
+            damage=self.damage,
+            log_offsets_between=self._log_offsets_between,
         )
         self.change_config(config)
         # Queue and index files of records below this log offset are removed already.
@@ -307,6 +325,7 @@ class MessageStore(StoreReader):
         self._checkpoint_job: CheckpointJob | None = None
         self._has_removed_topic = False  # since the last checkpoint, which has counted its queues
         self.has_disk_space = True  # False while the disk is nearly full
+        report_damaged_checkpoint(disk, self.damage)
         self.recovery: Recovery = recover(
             disk,
             self._log,
@@ -349,7 +368,7 @@ class MessageStore(StoreReader):
             # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
                 store._log.truncate(store._log.end)
-            with contextlib.suppress(StoreFull):
+            with contextlib.suppress(StoreFull, StoreUnavailable):
                 store.checkpoint()
         except BaseException:
             lock.release()
@@ -369,9 +388,21 @@ class MessageStore(StoreReader):
     def abandon(self) -> None:
         """Release the directory as it is, like a process that was killed."""
         self._queues.close()
-        self._views.close()
+        self._open_files.close()
         self._log.close()
         self._lock.release()
+
+    def _readable_records(self, begin: LogOffset) -> Iterator[StoredRecord]:
+        """Yield the records from an offset on, past those that are damaged."""
+        with contextlib.suppress(RecordNotFound):  # behind the end of the log
+            yield from LogScanner(self._log, self._log.end).records(begin)
+
+    def _log_offsets_between(self, begin: int, end: int) -> Iterator[int]:
+        """Yield the log offsets of the records from `begin` up to `end`, both included."""
+        for record in self._readable_records(LogOffset(max(begin, self._log.begin))):
+            if record.log_offset > end:
+                break
+            yield record.log_offset
 
     def change_config(self, config: StoreConfig) -> None:
         """Apply new limits and retention times. The layout of files cannot change."""
@@ -388,8 +419,7 @@ class MessageStore(StoreReader):
         flush. Raises RecordRefused for an invalid record, StoreFull, or StoreFailed.
         """
         self._check_disk_space()
-        # Stored times never decrease, even if the clock is set back: look-ups by time rely on it.
-        stored_ms = now_ms if now_ms > self._last_stored_ms else self._last_stored_ms
+        stored_ms = now_ms if now_ms > self._last_stored_ms else self._time_not_before_last(now_ms)
         batch = RunLogBatch(self._log)
         # This loop runs once per message: bound methods are looked up once.
         add, get_or_create = batch.add, self._queues.get_or_create
@@ -399,6 +429,7 @@ class MessageStore(StoreReader):
         pending_keys: list[PendingKeys] = []
         add_key = pending_keys.append
         queue: ConsumeQueue | None = None
+        is_encoded = False
         try:
             for record in records:
                 if type(record) is RecordRun:
@@ -436,13 +467,22 @@ class MessageStore(StoreReader):
                 if is_keyed:
                     for key in keys:
                         add_key((topic, key, log_offset, stored_ms))
+            is_encoded = True
             batch.write()
         except BaseException as error:
             self._undo_append(changed_queues, queue)
+            if not is_encoded and isinstance(error, MemoryError):
+                # It may have come between the entry of a queue and the note of it.
+                self.fail(error)
             if isinstance(error, struct.error):
                 raise RecordRefused(f"a number is out of range for its field: {error}") from error
             raise
-        self._apply_append(results, changed_queues, pending_keys, stored_ms)
+        try:
+            self._apply_append(results, changed_queues, pending_keys, stored_ms)
+        except Exception as error:  # a MemoryError
+            # The records are in the log, but memory does not know all of them. A restart helps.
+            self.fail(error)
+            raise StoreFailed(f"the records are stored but not indexed: {error}") from error
         return results
 
     def _apply_append(
@@ -456,6 +496,16 @@ class MessageStore(StoreReader):
         self._queues.dirty.update(queues)
         self._index.pending += pending_keys if self._index.is_enabled else ()
         self._last_record_offset = results[-1].log_offset if results else self._last_record_offset
+
+    def _time_not_before_last(self, now_ms: int) -> int:
+        """Return the stored time of records if the clock does not show more than at the last one.
+
+        Look-ups by time expect that stored times do not decrease, so a clock that is set back a
+        little waits. If the last record is far in the future, a clock was wrong when it was stored;
+        waiting for that time would give wrong times to all messages until then.
+        """
+        is_wrong = self._last_stored_ms - now_ms > STORED_TIME_WAIT_MAX_MS
+        return now_ms if is_wrong else self._last_stored_ms
 
     def _check_disk_space(self) -> None:
         if not self.has_disk_space:
@@ -505,7 +555,7 @@ class MessageStore(StoreReader):
 
     @property
     def last_stored_ms(self) -> int:
-        """Return the stored time of the newest record. The next one is not older."""
+        """Return the stored time of the newest record."""
         return self._last_stored_ms
 
     @property
@@ -533,8 +583,8 @@ class MessageStore(StoreReader):
         """Return whether an append is possible: the disk has space and nothing has failed."""
         return self.has_disk_space and not self.has_failed
 
-    def fail(self, error: StoreError) -> None:
-        """Refuse all writes after a failed flush.
+    def fail(self, error: Exception) -> None:
+        """Refuse all writes after a failed flush, or if memory does not match the log any more.
 
         The kernel may have dropped the pages that it could not write. Only recovery at the next
         start finds out what is on the disk.
@@ -546,6 +596,8 @@ class MessageStore(StoreReader):
         flush = self.begin_flush()
         try:
             flush.run()
+        except StoreUnavailable:
+            raise
         except StoreError as error:
             self.fail(error)
             raise
@@ -555,19 +607,21 @@ class MessageStore(StoreReader):
         """Return a job that makes everything up to here durable. Only one at a time."""
         if self._checkpoint_job is not None:
             raise StoreFailed("another checkpoint is running")
-        queue_count, entry_total, first_total = self._queues.totals(self._log.begin)
+        log_flush = self._log.begin_flush()
+        queue_flushes = [queue.begin_flush() for queue in self._queues.dirty]
+        queue_rows = self._queues.rows(self._log.begin, queue_flushes)
         self._checkpoint_job = CheckpointJob(
             disk=self._disk,
-            log_flush=self._log.begin_flush(),
-            queue_flushes=[queue.begin_flush() for queue in self._queues.dirty],
+            log_flush=log_flush,
+            queue_flushes=queue_flushes,
             index_flush=self._index.begin_flush(self._last_stored_ms),
             log_offset=self._log.end,
             last_record_offset=self._last_record_offset,
             stored_ms=self._last_stored_ms,
             log_begin=self._log.begin,
-            queue_count=queue_count,
-            entry_total=entry_total,
-            first_total=first_total,
+            queue_count=len(queue_rows),
+            entry_total=self._queues.entry_total(),
+            queue_rows=b"".join(queue_rows),
         )
         return self._checkpoint_job
 
@@ -597,10 +651,13 @@ class MessageStore(StoreReader):
             self._index.remove_expired(job.log_begin)
             self._expired_below = job.log_begin
 
-    def fail_checkpoint(self, error: StoreError) -> None:
-        """Undo `begin_checkpoint`. After any error but StoreFull the store refuses writes."""
+    def fail_checkpoint(self, error: Exception) -> None:
+        """Undo `begin_checkpoint`. Only a passing error leaves the store writable.
+
+        The next checkpoint writes everything again that this one may have written.
+        """
         self._checkpoint_job = None
-        if not isinstance(error, StoreFull):
+        if not isinstance(error, StoreFull | StoreUnavailable):
             self._log.fail(error)
 
     def checkpoint(self) -> None:
@@ -608,7 +665,7 @@ class MessageStore(StoreReader):
         job = self.begin_checkpoint()
         try:
             job.run()
-        except StoreError as error:
+        except Exception as error:
             self.fail_checkpoint(error)
             raise
         self.finish_checkpoint(job)
@@ -658,10 +715,6 @@ class MessageStore(StoreReader):
         return [
             (LogOffset(base), self._log.modified_ms(base)) for base in self._log.segment_bases()
         ]
-
-    def modified_ms(self, base: LogOffset) -> int:
-        """Return when the segment that begins there was last written."""
-        return self._log.modified_ms(base)
 
     def begin_removal(self) -> SegmentRemoval:
         """Begin to remove the oldest segment. No checkpoint may be made until it is finished.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from escrowmq.errors import LocalProtocolError
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.requests import Request
-from escrowmq.store.commit_log import AppendResult
 from tests.support.broker_bench import BrokerBench
 from tests.support.broker_requests import FakeChannel, pull_request, send_request
 from tests.support.escrows import EscrowBench, end_request, half_request
@@ -75,19 +73,6 @@ def test_a_half_whose_response_fails_costs_no_other_half_its_response() -> None:
     bench.turn()
     bench.flush()
     assert other.response().code == ResponseCode.SUCCESS
-
-
-def test_an_owner_that_fails_when_it_is_stored_costs_no_other_its_response() -> None:
-    bench = BrokerBench()
-    codes: list[int] = []
-
-    def fail(_: Sequence[AppendResult]) -> None:
-        raise ValueError("a bug")
-
-    bench.broker.turn.add_records([], lambda code, _: codes.append(code), on_stored=fail)
-    bench.broker.turn.add_records([], lambda code, _: codes.append(code))
-    bench.broker.end_turn(1)
-    assert codes == [ResponseCode.SYSTEM_ERROR, ResponseCode.SUCCESS]
 
 
 def test_a_part_of_the_turn_that_fails_costs_no_send_its_response(

@@ -11,6 +11,7 @@ from typing import Final
 
 from escrowmq.config import TransactionConfig
 from escrowmq.consume.offsets import ConsumerOffsets
+from escrowmq.errors import StoreError
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.records import Redirect
 from escrowmq.escrow.recovery import (
@@ -18,14 +19,18 @@ from escrowmq.escrow.recovery import (
     CheckHistory,
     CoordinatorSnapshot,
     RecoveryResult,
+    TimeConversion,
+    UnchangedTimes,
     decode_snapshot,
     encode_snapshot,
+    is_snapshot,
     recover,
 )
 from escrowmq.escrow.writers import DecisionRecord
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
 from escrowmq.message.names import CURSOR_GROUP
+from escrowmq.store.damage import DamageKind
 from escrowmq.store.disk import Disk, read_file, replace_file
 from escrowmq.store.store import MessageStore
 
@@ -45,8 +50,12 @@ class CoordinatorStorage:
         *,
         age_max_ms: int,
         piece_bytes: int,
+        times: TimeConversion | None = None,
     ) -> None:
-        """Recover the coordinator, and complete in the log what a crash has cut off."""
+        """Recover the coordinator, and complete in the log what a crash has cut off.
+
+        `times`: converts recorded times. Without it they are believed.
+        """
         self._store = store
         self._disk = disk
         self._offsets = offsets
@@ -57,16 +66,16 @@ class CoordinatorStorage:
         self._pending_cursors: tuple[int, int, int] | None = None
         self._pending_snapshot: CoordinatorSnapshot | None = None
         self._saved_log_end = -1
-        self._recover()
+        self._now_ms = 0
+        self._recover(UnchangedTimes(store.last_stored_ms) if times is None else times)
 
     # --- start -----------------------------------------------------------------------------------
 
-    def _recover(self) -> None:
-        store = self._store
-        content = read_file(self._disk, SNAPSHOT_PATH) or b""
-        snapshot = decode_snapshot(content, store.begin, store.end)
-        now_ms = store.last_stored_ms
-        result = recover(self.coordinator, store, snapshot, now_ms=now_ms)
+    def _recover(self, times: TimeConversion) -> None:
+        store, now_ms = self._store, times.now_ms
+        self._now_ms = now_ms
+        snapshot = self._load_snapshot()
+        result = recover(self.coordinator, store, snapshot, times=times)
         self._append_missing(result, now_ms)
         for decision_record in result.unfinished_decisions:
             self._complete_group(decision_record, now_ms)
@@ -78,6 +87,19 @@ class CoordinatorStorage:
                 result.op_count,
                 len(result.decisions),
             )
+
+    def _load_snapshot(self) -> CoordinatorSnapshot | None:
+        """Return the snapshot, or None if everything has to be read from the log."""
+        store = self._store
+        try:
+            content = read_file(self._disk, SNAPSHOT_PATH) or b""
+            problem = "has a wrong checksum" if content and not is_snapshot(content) else None
+        except StoreError as error:
+            content, problem = b"", str(error)
+        if problem is not None:
+            description = f"{problem}; the open transactions are read from the whole log"
+            store.damage.add(DamageKind.SNAPSHOT, SNAPSHOT_PATH, description, is_repaired=True)
+        return decode_snapshot(content, store.begin, store.end)
 
     def _append_missing(self, result: RecoveryResult, now_ms: int) -> None:
         records: list[Appendable] = []
@@ -106,7 +128,11 @@ class CoordinatorStorage:
 
     # --- RocketMQ's cursors ----------------------------------------------------------------------
 
-    def commit_cursors(self) -> None:
+    def tick(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._commit_cursors()
+
+    def _commit_cursors(self) -> None:
         """Store the cursors that RocketMQ would read, once the log behind them is durable."""
         if (
             self._pending_cursors is not None
@@ -173,4 +199,5 @@ class CoordinatorStorage:
             },
             aliases=dict(coordinator.aliases),
             writers=coordinator.writers.dump(),
+            saved_ms=self._now_ms,
         )
