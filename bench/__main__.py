@@ -23,6 +23,7 @@ from bench import (
     outbox,
     scale,
     spark_write,
+    stalls,
     store_open,
     store_read,
     store_write,
@@ -74,6 +75,7 @@ ALONE: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "scale": ("The broker: many topics, connections, groups", scale.rows),
     "pipeline": ("Pipelines: ledger and reconcile", _pipeline),
     "spark-kafka": ("Spark: our source and sink beside Kafka's", _spark_kafka),
+    "stalls": ("The broker: the longest stall that one request causes", stalls.rows),
     "neighbours": ("The broker: latency of others while one client misbehaves", neighbours.rows),
     "greedy": ("The broker: an honest client beside greedy ones", greedy.rows),
 }

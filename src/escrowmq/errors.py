@@ -101,7 +101,7 @@ class FrameTooLong(RemoteProtocolError):
 
 
 class HeaderTooLong(RemoteProtocolError):
-    """The header of a frame is longer than the frame."""
+    """The header of a frame is longer than the frame, or than the receiver allows."""
 
 
 class UnknownSerializer(RemoteProtocolError):

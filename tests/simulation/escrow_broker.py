@@ -27,6 +27,7 @@ from escrowmq.store.retention import is_expired
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
 from escrowmq.testing.network import Endpoint
+from tests.support.sliced import finish
 
 HOST = encode_host("10.0.0.1", 10911)
 FULL_DISK = DiskUsage(total_bytes=100, free_bytes=13)  # above force_expire_ratio
@@ -115,7 +116,7 @@ class BrokerProcess:
         self.endpoints[end] = None
         for event in end.events(data):
             if isinstance(event, Request):
-                self.broker.handle(end, event, self.now_ms())
+                finish(self.broker.handle(end, event, self.now_ms()))
             elif isinstance(event, InvalidRequest):
                 end.write(encode_error(event.request, event.error))
 
@@ -232,7 +233,7 @@ class BrokerProcess:
     def stop(self) -> None:
         """Stop like `serve`: respond to requests in progress, then make everything durable."""
         self.finish_checkpoint()
-        self.broker.pull_processor.release_all(self.now_ms())
+        self.broker.pull_processor.release_all()
         self.end_turn()
         self.flush()
         self.end_turn()

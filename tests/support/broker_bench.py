@@ -22,6 +22,7 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.testing.disks import FaultyDisk, MemoryDisk
 from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel
+from tests.support.sliced import finish
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
 
@@ -59,7 +60,7 @@ class BrokerBench:
         """Handle requests, end the turn, and return the responses on the channel."""
         channel = channel or self.channel
         for request in requests:
-            self.broker.handle(channel, request, at_ms)
+            finish(self.broker.handle(channel, request, at_ms))
         self.broker.end_turn(at_ms)
         return channel.responses()
 

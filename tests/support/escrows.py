@@ -55,6 +55,7 @@ from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
 from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, new_request, send_request
+from tests.support.sliced import finish
 from tests.support.stores import HOST, NOW_MS
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -148,7 +149,7 @@ class EscrowBench:
     def turn(self, *requests: Request[Any], channel: FakeChannel | None = None) -> None:
         """Let the broker handle requests and end its turn, which appends their records."""
         for request in requests:
-            self.broker.handle(channel or self.channel, request, self.now_ms)
+            finish(self.broker.handle(channel or self.channel, request, self.now_ms))
         self.broker.end_turn(self.now_ms)
 
     def tick(self, after_ms: int = 0) -> None:

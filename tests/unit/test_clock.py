@@ -22,6 +22,7 @@ from tests.support.broker_requests import (
     send_request,
 )
 from tests.support.escrows import EscrowBench
+from tests.support.sliced import finish
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
 HOUR_MS = 3_600_000
@@ -74,7 +75,7 @@ class Bench:
     def turn(self, *requests: Any) -> None:
         now_ms = self.steady.now_ms()
         for request in requests:
-            self.broker.handle(self.channel, request, now_ms)
+            finish(self.broker.handle(self.channel, request, now_ms))
         self.broker.end_turn(now_ms)
 
     def wait(self, ms: int) -> None:

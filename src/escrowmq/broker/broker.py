@@ -2,7 +2,7 @@
 
 It has no socket and starts no task; its owner calls it:
 
-    handle()     for each request that a channel received
+    handle()     for each request that a channel received; returns work if it takes long
     end_turn()   once per turn of the event loop: one append for everything handled in it
     tick()       about ten times a second
     save()       every few seconds: write to files what is not in the log
@@ -18,7 +18,7 @@ from typing import Any, Final
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
-from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_failure
 from escrowmq.broker.flow_control import FlowControl
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.admin_broker import (
@@ -48,12 +48,12 @@ from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
 from escrowmq.escrow.recovery import TimeConversion
 from escrowmq.limited_log import LimitedLog
-from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedWork, SliceScheduler
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
@@ -84,6 +84,7 @@ class Broker:
         past_times: TimeConversion | None = None,
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
         memory: ClientMemory | None = None,
+        elapsed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Create a broker on an open store.
 
@@ -92,6 +93,8 @@ class Broker:
         access_validator: checks every request. Without a validator, every request is allowed.
         wall_ms: converts the broker's time, which never goes back, to the wall-clock time that
             messages are stamped with and that delayed messages are due by.
+        elapsed_s: measures how long work takes, so that long work is done in slices. Without it,
+            all work of a turn is done in that turn.
         past_times: converts times that an earlier process recorded to the broker's time. Without
             it they are believed.
         memory: counts what is kept for each channel. Without it, nothing is limited by bytes.
@@ -116,6 +119,9 @@ class Broker:
         self._now_ms = 0
         self._wall_ms = wall_ms
         self._last_expiry_ms = 0
+        self._elapsed_s = elapsed_s
+        # Long work that no single request waits for, such as waking held pulls.
+        self._background_work = SliceScheduler(elapsed_s)
         self._limited_log = LimitedLog(log)
         self._store_host = store_host
         self._create_processors(
@@ -131,6 +137,7 @@ class Broker:
             "flow control": lambda now_ms: self.flow_control.update(),
             "delayed messages": self.delayed_messages.deliver,
             "expiry": self._expire,
+            "background work": lambda now_ms: self._background_work.run_turn(),
         }
         self._handlers = {handler.code: handler for handler in self.handlers()}
         self._access_validator = access_validator
@@ -163,6 +170,8 @@ class Broker:
             self.counters,
             broker_permission=config.broker.broker_permission,
             memory=self._memory,
+            background_work=self._background_work,
+            elapsed_s=self._elapsed_s,
         )
         self._create_turn(disk, config, when_flushed, wall_ms)
         redirect = self.delayed_messages.redirect
@@ -182,7 +191,11 @@ class Broker:
             times=past_times,
         )
         self.group_decisions = GroupDecisions(
-            store, self.turn, self.transactions, self._messages_arrived
+            store,
+            self.turn,
+            self.transactions,
+            self.pull_processor.messages_arrived,
+            self._background_work,
         )
         self.send_back_processor = SendBackProcessor(
             store,
@@ -217,7 +230,7 @@ class Broker:
         self.turn = Turn(
             self.store,
             when_flushed=when_flushed,
-            messages_arrived=self._messages_arrived,
+            messages_arrived=self.pull_processor.messages_arrived,
             counters=self.counters,
             wall_ms=wall_ms,
         )
@@ -250,6 +263,7 @@ class Broker:
             self._locks,
             on_producer_joined=self.transactions.checker.producer_joined,
             allows_sql=config.consume.filters_by_sql,
+            background_work=self._background_work,
         )
 
     def _create_admin_processors(
@@ -313,8 +327,11 @@ class Broker:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def handle(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        """Handle a request. Whatever it raises becomes the response to this request alone."""
+    def handle(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork | None:
+        """Handle a request, or return the work that handles it in slices.
+
+        Whatever it raises becomes the response to this request alone.
+        """
         self._now_ms = now_ms
         code = request.head.code
         self.counters.requests[code] += 1
@@ -325,14 +342,29 @@ class Broker:
             if self._access_validator is not None:
                 self._check_access(self._access_validator, channel, request, handler, now_ms)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
-                self.flow_control.handle(handler.function, channel, request, now_ms)
+                work = self.flow_control.handle(handler.function, channel, request, now_ms)
             else:
-                handler.function(channel, request, now_ms)
+                work = handler.function(channel, request, now_ms)
         except Exception as error:
-            # A bug must cost one request, not the broker. The request has written nothing: only
-            # end_turn() writes.
-            refused_code = respond_error(channel, request, error, handler.errors)
-            self.counters.refused[code, refused_code] += 1
+            self._refuse(channel, request, handler, error)
+            return None
+        return None if work is None else self._run_work(work, channel, request, handler)
+
+    def _run_work(
+        self, work: SlicedWork, channel: Channel, request: Request[Any], handler: Handler
+    ) -> SlicedWork:
+        try:
+            yield from work
+        except Exception as error:
+            self._refuse(channel, request, handler, error)
+
+    def _refuse(
+        self, channel: Channel, request: Request[Any], handler: Handler, error: Exception
+    ) -> None:
+        # A bug must cost one request, not the broker. The request has written nothing: only
+        # end_turn() writes.
+        refused_code = respond_failure(channel, request, error, handler.errors)
+        self.counters.refused[request.head.code, refused_code] += 1
 
     def _check_access(
         self,
@@ -364,14 +396,11 @@ class Broker:
             access_key, channel.address, permission
         )
 
-    def _messages_arrived(self, records: Sequence[Appendable]) -> None:
-        self.pull_processor.messages_arrived(records, self._now_ms)
-
     def _delayed_messages_delivered(
         self, records: Sequence[NewRecord], results: Sequence[AppendResult]
     ) -> None:
         self.counters.record_append((), records, results)
-        self._messages_arrived(records)
+        self.pull_processor.messages_arrived(records)
 
     # --- turns -----------------------------------------------------------------------------------
 
@@ -394,12 +423,19 @@ class Broker:
                 self._metadata_admin.respond_changes(error)
                 return False
         self._metadata_admin.respond_changes(None)
-        self.transactions.checker.end_turn(now_ms)
-        self.group_decisions.end_turn(now_ms)
+        self._run_part("checks", lambda: self.transactions.checker.end_turn(now_ms))
+        self._run_part("group decisions", lambda: self.group_decisions.end_turn(now_ms))
         self.turn.append_all(now_ms)
         self.flow_control.update()
-        has_wakeups = self.pull_processor.wake_pulls(now_ms)
-        return self.group_decisions.has_pending_pieces or has_wakeups
+        has_work = self._background_work.run_turn()
+        return self.group_decisions.has_pending_pieces or has_work
+
+    def _run_part(self, name: str, part: Callable[[], None]) -> None:
+        """Run a part of a turn or a tick. If it fails, the other parts are still run."""
+        try:
+            part()
+        except Exception:
+            log.exception("part of the broker's work failed part=%r", name)
 
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""

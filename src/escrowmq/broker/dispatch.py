@@ -54,15 +54,16 @@ from escrowmq.message.record import LogOffset
 from escrowmq.peer import Peer
 from escrowmq.remoting.bodies import (
     CheckClientConfig,
-    HalfPositions,
-    Heartbeat,
     LockBatch,
-    decode_body,
+    decode_half_positions,
+    decode_heartbeat,
+    decode_request_body,
 )
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Body, Request
+from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ RESPONSE_CODES: Final[ErrorCodes] = {
     WriterFenced: ResponseCode.TRANSACTION_FENCED,
 }
 NO_OVERRIDES: Final[ErrorCodes] = {}
+REMARK_LENGTH_MAX: Final = 4_096
 
 
 def response_code(error: Exception, overrides: ErrorCodes = NO_OVERRIDES) -> int | None:
@@ -219,8 +221,26 @@ def respond_error(
         code, remark = int(ResponseCode.SYSTEM_ERROR), "internal error, see the broker's log"
     else:
         remark = error.remark if isinstance(error, RequestRefused) else str(error)
-    channel.respond(request, code=code, remark=remark)
+    # An error may repeat what the client sent, which may be as long as a frame.
+    channel.respond(request, code=code, remark=remark[:REMARK_LENGTH_MAX])
     return code
+
+
+def respond_failure(
+    channel: Channel,
+    request: Request[Any],
+    error: Exception,
+    overrides: ErrorCodes = NO_OVERRIDES,
+) -> int:
+    """Do the same as `respond_error`, and never raise: if that fails too, log it.
+
+    For loops over the requests of several clients, where one must not cost the others theirs.
+    """
+    try:
+        return respond_error(channel, request, error, overrides)
+    except Exception:
+        log.exception("request not responded to peer=%s", channel.address)
+        return int(ResponseCode.SYSTEM_ERROR)
 
 
 # --- permissions ---------------------------------------------------------------------------------
@@ -317,7 +337,7 @@ class RequestPermissions:
 
     def end_many(self, request: Request[Any]) -> Iterator[Permission]:
         required: dict[Permission, None] = {}
-        for queue_offset, log_offset in decode_body(HalfPositions, request.body).halves:
+        for queue_offset, log_offset in decode_half_positions(request.body):
             group = request.head.fields.producer_group
             required.update(dict.fromkeys(self._half(queue_offset, log_offset, group)))
         yield from required
@@ -344,7 +364,7 @@ class RequestPermissions:
     # --- groups ----------------------------------------------------------------------------------
 
     def heartbeat(self, request: Request[Any]) -> Iterator[Permission]:
-        for consumer in decode_body(Heartbeat, request.body).consumer_data_set:
+        for consumer in decode_heartbeat(request.body).consumer_data_set:
             yield _group(consumer.group_name, Action.SUB)
             for subscription in consumer.subscription_data_set:
                 yield self._topic(subscription.topic, Action.SUB)
@@ -354,7 +374,7 @@ class RequestPermissions:
             yield _group(request.head.fields.consumer_group, Action.SUB)
 
     def check_config(self, request: Request[Any]) -> Iterator[Permission]:
-        config = decode_body(CheckClientConfig, request.body)
+        config = decode_request_body(CheckClientConfig, request.body)
         yield _group(config.group, Action.SUB)
         yield self._topic(config.subscription_data.topic, Action.SUB)
 
@@ -362,7 +382,7 @@ class RequestPermissions:
         return (_group(request.head.fields.consumer_group, _READ),)
 
     def lock(self, request: Request[Any]) -> Iterator[Permission]:
-        batch = decode_body(LockBatch, request.body)
+        batch = decode_request_body(LockBatch, request.body)
         yield _group(batch.consumer_group, Action.SUB)
         for topic in {queue.topic for queue in batch.mq_set}:
             yield self._topic(topic, Action.SUB)
@@ -384,8 +404,9 @@ def _group(name: str, actions: Action) -> Permission:
 
 # --- handlers ------------------------------------------------------------------------------------
 
-# Called with the channel, the request and the time in milliseconds.
-HandlerFunction: TypeAlias = Callable[[Channel, Request[Any], int], None]
+# Called with the channel, the request and the time in milliseconds. A handler that may take longer
+# than a millisecond or two is a generator: it yields where it may be interrupted or dropped.
+HandlerFunction: TypeAlias = Callable[[Channel, Request[Any], int], SlicedWork | None]
 PermissionRule: TypeAlias = Callable[[RequestPermissions, Request[Any]], Iterable[Permission]]
 
 

@@ -25,6 +25,7 @@ from escrowmq.message.record import LogOffset
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.store import MessageStore
 
 CONNECTION: Final = "connection"
@@ -59,7 +60,7 @@ class FlowControl:
 
     def handle(
         self, function: HandlerFunction, channel: Channel, request: Request[Any], now_ms: int
-    ) -> None:
+    ) -> SlicedWork | None:
         """Call the handler function of a send, or raise RequestRefused with SYSTEM_BUSY."""
         config, fields = self._config, request.head.fields
         is_send_back = type(fields) is ConsumerSendMessageBack
@@ -85,7 +86,7 @@ class FlowControl:
                 if not bucket.has_tokens(rate_per_s, now_ms):
                     self._refuse(limit, f"{setting}={rate_per_s} per second; send less, or later")
                 charged.append((key, bucket))
-        function(channel, request, now_ms)
+        work = function(channel, request, now_ms)
         # A send that the handler refused raised above. It costs nothing and leaves nothing: the
         # name of its topic may be any text.
         for key, bucket in charged:
@@ -95,6 +96,7 @@ class FlowControl:
                 bucket.tokens -= self._record_bytes(fields.offset) if counts_bytes else 1
             else:
                 bucket.tokens -= len(request.body) if counts_bytes else _message_count(request)
+        return work
 
     def _record_bytes(self, log_offset: int) -> int:
         """Return the size of the body that a send-back stores again."""

@@ -9,7 +9,8 @@ it asked for.
     add_records                   the same with callbacks, for what is rare
 
 If the store refuses a record, the records of every owner are appended separately, so that only the
-owner of that record gets the error.
+owner of that record gets the error. An owner that raises while it is told the result, for example
+because its response does not fit into a frame, costs nobody else the response.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from escrowmq.broker.dispatch import Channel, response_code
+from escrowmq.broker.dispatch import Channel, respond_failure, response_code
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
 from escrowmq.message.batch import Appendable, RecordRun
@@ -200,8 +201,11 @@ class Turn:
             self._store.fail(error)
             self._respond_all(sends, pending, results, ResponseCode.SYSTEM_ERROR)
             return
-        self._counters.record_append(sends, records, results)
-        self._messages_arrived(records)
+        try:
+            self._counters.record_append(sends, records, results)
+            self._messages_arrived(records)
+        except Exception:
+            log.exception("stored records not announced records=%d", len(records))
         self._respond_when_durable(sends, pending, results)
 
     def fail_all(self, error: StoreError) -> None:
@@ -258,10 +262,13 @@ class Turn:
     ) -> None:
         code = _response_code(error)
         for send in sends:
-            send.channel.respond(send.request, code=code, remark=str(error))
             self._counters.refused[send.request.head.code, code] += 1
+            try:
+                send.channel.respond(send.request, code=code, remark=str(error))
+            except Exception:
+                log.exception("send not responded to peer=%s", send.channel.address)
         for append in pending:
-            append.on_done(code, ())
+            _finish(append, code, ())
 
     def _respond_all(
         self,
@@ -271,16 +278,19 @@ class Turn:
         code: int,
     ) -> None:
         for append in pending:
-            append.on_done(code, results)
+            _finish(append, code, results)
         for send in sends:
-            if send.is_single:
-                result = results[send.first_index]
-                log_offset, queue_offset = result.log_offset, result.queue_offset
-                send.channel.respond_send(
-                    send.request, log_offset, send.queue_id, queue_offset, code
-                )
-            else:
-                self._respond_batch(send, results, code)
+            try:
+                if send.is_single:
+                    result = results[send.first_index]
+                    log_offset, queue_offset = result.log_offset, result.queue_offset
+                    send.channel.respond_send(
+                        send.request, log_offset, send.queue_id, queue_offset, code
+                    )
+                else:
+                    self._respond_batch(send, results, code)
+            except Exception as error:  # it is stored, but its own response cannot be made
+                respond_failure(send.channel, send.request, error)
 
     def _respond_batch(self, send: _PendingSend, results: list[AppendResult], code: int) -> None:
         send_results = results[send.first_index : send.first_index + send.count]
@@ -291,6 +301,13 @@ class Turn:
         send.channel.respond_send_batch(
             send.request, log_offsets, send.queue_id, send_results[0].queue_offset, code
         )
+
+
+def _finish(append: PendingAppend, code: int, results: Sequence[AppendResult]) -> None:
+    try:
+        append.on_done(code, results)
+    except Exception:
+        log.exception("stored records not responded to owner=%s", type(append).__name__)
 
 
 def _response_code(error: StoreError) -> int:

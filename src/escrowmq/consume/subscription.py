@@ -26,15 +26,15 @@ from escrowmq.message.filter import SQL92, SUBSCRIBE_ALL, TAG, ExpressionType, p
 from escrowmq.message.keys import java_hash
 
 # RocketMQ has no limit here. The properties of a message have at most 32,767 bytes, so every tag
-# that a message can carry fits. Compiling SQL92 of this length takes about 0.1 s.
+# that a message can carry fits.
 EXPRESSION_CHARS_MAX: Final = 65_536
 
 # Queue entries that one read tests before it returns without a match, so that other requests are
 # served in between. A tag costs one look into a set.
 TAG_SCAN_MAX: Final = 800
-# The same for SQL92, in comparisons: some milliseconds. An expression of ten comparisons tests a
+# The same for SQL92, in comparisons: about a millisecond. An expression of ten comparisons tests a
 # tenth of this number of messages.
-SQL_COMPARISONS_MAX: Final = 20_000
+SQL_COMPARISONS_MAX: Final = 4_000
 
 # Short expressions are cached generously. Long ones could fill the memory, so few are kept.
 _SHORT_CHARS_MAX: Final = 512

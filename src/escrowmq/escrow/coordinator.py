@@ -30,8 +30,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from escrowmq.config import TransactionConfig
 from escrowmq.errors import (
@@ -47,7 +47,10 @@ from escrowmq.escrow.decisions import (
     Decision,
     DecisionPiece,
     GroupDecision,
+    HalfLog,
     InProgress,
+    StoredPosition,
+    no_half,
 )
 from escrowmq.escrow.half_table import (
     FinalCache,
@@ -73,7 +76,7 @@ from escrowmq.escrow.records import (
 from escrowmq.escrow.writers import DecisionRecord, Winner, WriterTable, make_decision_record
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
-from escrowmq.message.record import LogOffset, NewRecord, StoredRecord
+from escrowmq.message.record import NewRecord, StoredRecord
 from escrowmq.message.transaction import (
     COMMITTED,
     ROLLED_BACK,
@@ -83,32 +86,16 @@ from escrowmq.message.transaction import (
     Verdict,
 )
 from escrowmq.peer import Peer
+from escrowmq.sliced_work import SlicedResult, run_to_end
 
 log = logging.getLogger(__name__)
 
 RECENT_KEYS_MAX: Final = 65_536  # keys of decided halves, to recognise a late repeated send
 # A decision about many halves is stored in pieces, so that no turn appends gigabytes at once.
 DECISION_PIECE_BYTES: Final = 1 << 20
-DECISION_HALVES_MAX: Final = 1_000_000
+DECISION_HALVES_MAX: Final = 100_000
+PIECE_HALVES_MAX: Final = 256  # in one append, however small they are
 SHARED_REMARKS_MAX: Final = 1_000
-
-
-class HalfLog(Protocol):
-    """The part of the store that the coordinator reads."""
-
-    def record_at(self, log_offset: int) -> StoredRecord: ...
-    def log_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None: ...
-
-
-class StoredPosition(Protocol):
-    """Where the store put a record: its `AppendResult`."""
-
-    @property
-    def log_offset(self) -> int: ...
-    @property
-    def queue_offset(self) -> int: ...
-    @property
-    def size(self) -> int: ...
 
 
 class TransactionCoordinator:
@@ -329,10 +316,11 @@ class TransactionCoordinator:
         by_name: str = "",
         reason: str = "",
         now_ms: int,
-    ) -> GroupDecision | AlreadyDecided | InProgress:
+    ) -> SlicedResult[GroupDecision | AlreadyDecided | InProgress]:
         """Decide all halves at these positions (queue offset, log offset), or none of them.
 
         Raises as `decide()` does, but TransactionNotFound for a half that cannot be read.
+        It is done in slices: there may be very many halves.
         """
         state = STATE_BY_VERDICT[verdict]
         queue_offsets: dict[int, None] = {}  # each half once, even if its aliases were named too
@@ -342,13 +330,14 @@ class TransactionCoordinator:
                 self._already_decided(queue_offset, log_offset, state, group)
             else:
                 queue_offsets[half.queue_offset] = None
+            yield
         if not queue_offsets:
             return AlreadyDecided(state)
         decided_by = f"{by} {by_name}" if by_name else by.value
         record = DecisionRecord(commits=list(queue_offsets), by=decided_by, reason=reason)
         if state is ROLLED_BACK:
             record = DecisionRecord(rolls_back=list(queue_offsets), by=decided_by, reason=reason)
-        return self._group_decision(record, now_ms)
+        return (yield from self._group_decision(record, now_ms))
 
     def decide_batch(
         self,
@@ -360,19 +349,22 @@ class TransactionCoordinator:
         *,
         is_last: bool = False,
         now_ms: int,
-    ) -> GroupDecision | AlreadyDecided | InProgress:
+    ) -> SlicedResult[GroupDecision | AlreadyDecided | InProgress]:
         """Commit the attempts of a writer's batch that won and roll back all others.
 
         Raises WriterFenced, TransactionConflict if halves of a winner are missing, and
         TransactionNotFound if one of them cannot be read.
+        It is done in slices.
         """
         decided_by = f"{DecidedBy.WRITER} {writer}"
+        previous = self.writers.find(writer)
         record = self.writers.decide_batch(
             writer, batch, fence, winners, fingerprint, decided_by, is_last=is_last
         )
         if record is None:
             return AlreadyDecided(COMMITTED)
-        return self._group_decision(record, now_ms)
+        is_current = lambda: self.writers.find(writer) is previous  # noqa: E731
+        return (yield from self._group_decision(record, now_ms, is_current))
 
     def register_writer(
         self, name: str, run: str, fence: int | None, *, now_ms: int
@@ -383,7 +375,9 @@ class TransactionCoordinator:
         have to reach the log in the order in which they were made.
         """
         record = self.writers.make_registration(name, run, fence)
-        return AlreadyDecided(COMMITTED) if record is None else self._group_decision(record, now_ms)
+        if record is None:
+            return AlreadyDecided(COMMITTED)
+        return run_to_end(self._group_decision(record, now_ms))  # it has no halves
 
     def find_open(
         self, queue_offset: int, log_offset: int, group: str | None = None
@@ -404,7 +398,7 @@ class TransactionCoordinator:
         if (stored_offset is not None and stored_offset != log_offset) or (
             group is not None and half.group != group
         ):
-            raise _no_half(queue_offset, log_offset, group)
+            raise no_half(queue_offset, log_offset, group)
         return half
 
     def decided_state(
@@ -418,7 +412,7 @@ class TransactionCoordinator:
             or stored_offset != log_offset
             or (group is not None and self._stored_group(stored_offset) not in (None, group))
         ):
-            raise _no_half(queue_offset, log_offset, group)
+            raise no_half(queue_offset, log_offset, group)
         if not recorded.is_decided:
             raise TransactionNotFound(
                 f"the half message at queue offset {queue_offset} cannot be read"
@@ -581,35 +575,48 @@ class TransactionCoordinator:
         self.counters.repeated_ends += 1
         return AlreadyDecided(recorded)
 
-    def _group_decision(self, record: DecisionRecord, now_ms: int) -> GroupDecision | InProgress:
-        halves = list(self._undecided_halves(record))
-        queues = frozenset(
-            (half.topic, half.queue_id)
-            for offset in record.commits
-            if (half := self.halves.find(offset)) is not None
-        )
-        if any(half.is_being_decided for half in halves):
-            return InProgress()
-        if not self._reserved_queues.isdisjoint(queues):
-            return InProgress()
-        # Once the decision record is stored it is too late to refuse: read every half before.
-        for queue_offset in record.commits:
-            half = self.halves.find(queue_offset)
-            if half is not None and self.read_half(half) is None:
-                raise TransactionNotFound(
-                    f"the half message at queue offset {queue_offset} cannot be read: {half.reason}"
-                )
-        for half in halves:
-            half.is_being_decided = True
-        self.writers.stage(record)
-        decision = GroupDecision(
-            record,
-            self._decision_pieces(record, now_ms),
-            make_decision_record(record, now_ms=now_ms),
-        )
+    def _group_decision(
+        self, record: DecisionRecord, now_ms: int, is_current: Callable[[], bool] = lambda: True
+    ) -> SlicedResult[GroupDecision | InProgress]:
+        """Return the decision, or InProgress if another request decides one of the halves.
+
+        Each half is reserved in its slice, so that nobody else decides it; all are released if the
+        work is dropped or fails. `is_current` says whether the record is still right in the end.
+        """
+        reserved: list[Half] = []
+        queues: set[tuple[str, int]] = set()
+        is_decided = False
+        try:
+            for offsets, is_commit in ((record.commits, True), (record.rolls_back, False)):
+                for queue_offset in offsets:
+                    half = self.halves.find(queue_offset)
+                    if half is None or half.is_being_decided:
+                        return InProgress()
+                    # Once the decision record is stored it is too late to refuse: read it before.
+                    if is_commit and self.read_half(half) is None:
+                        problem = f"queue offset {queue_offset} cannot be read: {half.reason}"
+                        raise TransactionNotFound(f"the half message at {problem}")
+                    if is_commit:
+                        queues.add((half.topic, half.queue_id))
+                    half.is_being_decided = True
+                    reserved.append(half)
+                    yield
+            if not self._reserved_queues.isdisjoint(queues) or not is_current():
+                return InProgress()
+            self.writers.stage(record)
+            decision = GroupDecision(
+                record,
+                self._decision_pieces(record, now_ms),
+                make_decision_record(record, now_ms=now_ms),
+            )
+            is_decided = True
+        finally:
+            if not is_decided:
+                for half in reserved:
+                    half.is_being_decided = False
         first_piece = decision.next_piece()
         if not first_piece.is_last:
-            decision.reserved_queues = queues
+            decision.reserved_queues = frozenset(queues)
             self._reserved_queues |= queues
         decision.put_back(first_piece)
         return decision
@@ -632,7 +639,7 @@ class TransactionCoordinator:
                     half.is_being_decided = False
                     continue
                 size += half.size
-                if size >= self.piece_bytes:
+                if size >= self.piece_bytes or len(piece) >= PIECE_HALVES_MAX:
                     yield piece
                     piece, size = [], 0
         if piece:
@@ -786,12 +793,3 @@ class TransactionCoordinator:
 
     def advance_cursors(self) -> None:
         self.cursors.advance(self.states.first_open(self.cursors.half_offset))
-
-
-def _no_half(queue_offset: int, log_offset: int, group: str | None) -> TransactionNotFound:
-    """Return the error for a half that cannot be found. It repeats only what the caller said."""
-    of_group = "" if group is None else f" of producer group {group}"
-    return TransactionNotFound(
-        f"no half message at queue offset {queue_offset} and log offset {log_offset}{of_group}, "
-        "or it has expired"
-    )

@@ -10,14 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
+from escrowmq.errors import TransactionNotFound
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.writers import DecisionRecord
 from escrowmq.message.batch import Appendable
-from escrowmq.message.record import NewRecord
+from escrowmq.message.record import LogOffset, NewRecord, StoredRecord
 from escrowmq.message.transaction import TransactionState
+
+
+class HalfLog(Protocol):
+    """The part of the store that the coordinator reads."""
+
+    def record_at(self, log_offset: int) -> StoredRecord: ...
+    def log_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None: ...
+
+
+class StoredPosition(Protocol):
+    """Where the store put a record: its `AppendResult`."""
+
+    @property
+    def log_offset(self) -> int: ...
+    @property
+    def queue_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -89,3 +109,12 @@ class GroupDecision:
     def put_back(self, piece: DecisionPiece) -> None:
         """Let `next_piece()` return this piece again, because it is not stored yet."""
         self._returned_piece = piece
+
+
+def no_half(queue_offset: int, log_offset: int, group: str | None) -> TransactionNotFound:
+    """Return the error for a half that cannot be found. It repeats only what the caller said."""
+    of_group = "" if group is None else f" of producer group {group}"
+    return TransactionNotFound(
+        f"no half message at queue offset {queue_offset} and log offset {log_offset}{of_group}, "
+        "or it has expired"
+    )

@@ -34,8 +34,8 @@ from zlib import crc32
 import msgspec
 
 from escrowmq.errors import CorruptRecord, RecordNotFound
-from escrowmq.escrow.coordinator import HalfLog, TransactionCoordinator
-from escrowmq.escrow.decisions import Decision
+from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.escrow.decisions import Decision, HalfLog
 from escrowmq.escrow.half_table import GroupTopicKey, Half, HalfStates
 from escrowmq.escrow.records import (
     HalfProperties,

@@ -24,6 +24,9 @@ from escrowmq.errors import BrokenBody, LocalProtocolError
 from escrowmq.message.record import NewRecord
 
 BATCH_HEAD: Final = struct.Struct(">iiiii")
+# All messages of a request are stored in one append, for which other requests wait: about 50 ms.
+BATCH_MESSAGES_MAX: Final = 8_192
+BULK_MESSAGES_MAX: Final = 16_384  # of a batch that becomes a run
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _HEAD_BYTES = BATCH_HEAD.size
 _FIXED_BYTES = BATCH_HEAD.size + _PROPERTIES_LENGTH.size
@@ -57,6 +60,8 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
 def decode_batch(body: bytes | memoryview) -> list[BatchItem]:
     """Return the messages of a batch. Raises BrokenBody, whatever is wrong with it.
 
+    A batch with more than BATCH_MESSAGES_MAX messages is refused too.
+
     Bodies are views of `body`, properties are copies.
     """
     view, whole = memoryview(body), bytes(body)  # short slices of bytes are cheaper than views
@@ -87,6 +92,8 @@ def decode_batch(body: bytes | memoryview) -> list[BatchItem]:
             )
         add(BatchItem(flag, view[body_begin:body_end], whole[body_end + 2 : item_end]))
         begin = item_end
+        if len(items) > BATCH_MESSAGES_MAX:
+            raise BrokenBody(f"the batch has more than {BATCH_MESSAGES_MAX} messages; split it")
     return items
 
 
@@ -204,6 +211,8 @@ def decode_bulk_batch(body: bytes | memoryview) -> BulkBatch | None:
         bodies.append(view[body_begin:body_end])
         tails.append(view[body_end:begin])
         flags.append(flag)
+        if len(flags) > BULK_MESSAGES_MAX:
+            return None
     keys = _unique_keys_only(tails)
     return BulkBatch(bodies, keys, flags) if keys else None
 

@@ -15,6 +15,7 @@ import lz4.frame
 
 from escrowmq.errors import BrokenBody, LocalProtocolError
 from escrowmq.message import record
+from escrowmq.sliced_work import SlicedResult
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -26,6 +27,10 @@ DEFAULT_LEVEL: Final = 5  # as in Java clients
 # Decoders of zstd should support windows of up to 8 MiB (RFC 8878). A larger window is refused,
 # because its memory is allocated at once.
 _WINDOW_LOG_MAX = 23
+
+# What is decompressed at a time, if others have to be served in between.
+_INPUT_SLICE_BYTES: Final = 16 << 10
+_OUTPUT_SLICE_BYTES: Final = 128 << 10
 
 
 def compress_body(
@@ -74,6 +79,28 @@ def _decompress_zlib(body: bytes | memoryview, body_bytes_max: int) -> bytes:
     except zlib.error as error:
         raise BrokenBody(f"zlib: {error}") from error
     return _check_complete("zlib", data, inflater.eof, body_bytes_max)
+
+
+def decompress_in_slices(body: bytes | memoryview, *, bytes_max: int) -> SlicedResult[bytes]:
+    """Decompress zlib in slices. Raises BrokenBody as `decompress_body` does."""
+    inflater = zlib.decompressobj()
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        for begin in range(0, len(body), _INPUT_SLICE_BYTES):
+            data: bytes | memoryview = memoryview(body)[begin : begin + _INPUT_SLICE_BYTES]
+            has_more = True
+            while has_more and not inflater.eof:
+                pieces.append(inflater.decompress(data, _OUTPUT_SLICE_BYTES))
+                data = inflater.unconsumed_tail
+                has_more = bool(data) or len(pieces[-1]) == _OUTPUT_SLICE_BYTES
+                size += len(pieces[-1])
+                if size > bytes_max:
+                    raise BrokenBody(f"zlib: the decompressed body has more than {bytes_max} bytes")
+                yield
+    except zlib.error as error:
+        raise BrokenBody(f"zlib: {error}") from error
+    return _check_complete("zlib", b"".join(pieces), inflater.eof, bytes_max)
 
 
 def _decompress_lz4(body: bytes | memoryview, body_bytes_max: int) -> bytes:

@@ -6,12 +6,17 @@ old ones too.
 
 `NameServer` keeps brokers and topics in a `RouteTable` and the settings of operators in a
 `KvConfig`. It opens no file: the owner saves `kv_config` when its revision has changed.
+
+A request about very many topics is handled in slices, so that others are served in between.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,11 +44,15 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error, encode_response
+from escrowmq.sliced_work import SlicedResult, run_to_end
+
+log = logging.getLogger(__name__)
 
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 KV_ENTRIES_MAX: Final = 100_000
 VALUE_LENGTH_MAX: Final = 65_536
 KV_LENGTH_MAX: Final = 4_000_000  # characters of all settings: the whole file is written each time
+TOPICS_PER_SLICE: Final = 1_000  # of a list that is encoded
 
 # Brokers older than 3.0.11 send their topics without the wrapper around them.
 VERSION_WITH_TOPIC_WRAPPER: Final = 37
@@ -63,6 +72,9 @@ class NamesrvResponse:
     body: bytes = b""
 
 
+_SlicedResponse = Generator[None, None, NamesrvResponse]
+
+
 @dataclass(frozen=True, slots=True)
 class NamesrvHandler:
     """The function for one request code.
@@ -71,7 +83,7 @@ class NamesrvHandler:
     """
 
     code: RequestCode
-    function: Callable[[Request[Any], object, int], NamesrvResponse]
+    function: Callable[[Request[Any], object, int], NamesrvResponse | _SlicedResponse]
     is_public: bool = False  # any account may send it, because clients need it
 
 
@@ -145,6 +157,12 @@ class NameServer:
         `channel` identifies the connection to the name server: a broker that registered over it is
         removed when `channel_closed` is called with it.
         """
+        return run_to_end(self.handle_in_slices(request, channel, now_ms=now_ms))
+
+    def handle_in_slices(
+        self, request: Request[Any], channel: object, *, now_ms: int
+    ) -> SlicedResult[bytes]:
+        """Do the same as `handle` in slices."""
         try:
             handler = self._handlers.get(request.head.code)
             if handler is None:
@@ -154,6 +172,8 @@ class NameServer:
                     f"the name server does not support {name}",
                 )
             response = handler.function(request, channel, now_ms)
+            if isinstance(response, Generator):
+                response = yield from response
             return encode_response(request, response.header, body=response.body)
         except RequestRefused as error:
             refusal = error
@@ -162,6 +182,9 @@ class NameServer:
         except LocalProtocolError as error:
             # A frame cannot hold the response.
             refusal = system_error(f"the response cannot be sent: {error}")
+        except Exception:  # a bug must cost one request, not the connection
+            log.exception("request failed code=%d", request.head.code)
+            refusal = system_error("internal error, see the name server's log")
         self._refused_count += 1
         return encode_error(request, refusal)
 
@@ -195,11 +218,11 @@ class NameServer:
 
     def _register(
         self, request: Request[headers.RegisterBroker], channel: object, now_ms: int
-    ) -> NamesrvResponse:
+    ) -> _SlicedResponse:
         fields = request.head.fields
-        topics = _registered_topics(request)
+        topics = yield from _registered_topics(request)
         timeout_ms = fields.heartbeat_timeout_millis
-        master = self.routes.register(
+        master = yield from self.routes.register_in_slices(
             BrokerRegistration(
                 cluster=fields.cluster_name,
                 name=fields.broker_name,
@@ -234,7 +257,7 @@ class NameServer:
         self, request: Request[headers.BrokerIdentity], _channel: object, now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
-        version = bodies.decode_body(DataVersion, request.body)
+        version = bodies.decode_request_body(DataVersion, request.body)
         registered = self.routes.heartbeat(fields.cluster_name, fields.broker_addr, now_ms=now_ms)
         return NamesrvResponse(
             headers.QueryDataVersionResponse(changed=registered != version),
@@ -251,7 +274,7 @@ class NameServer:
     def _register_topic(
         self, request: Request[headers.RegisterTopic], _channel: object, _now_ms: int
     ) -> NamesrvResponse:
-        route = bodies.decode_body(bodies.TopicRoute, request.body)
+        route = bodies.decode_request_body(bodies.TopicRoute, request.body)
         self.routes.register_topic(request.head.fields.topic, route.queue_datas)
         return NamesrvResponse()
 
@@ -289,14 +312,15 @@ class NameServer:
 
     def _all_topics(
         self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
-        return _body_response(bodies.TopicList(topic_list=self.routes.topics()))
+    ) -> _SlicedResponse:
+        return _topic_list_response(self.routes.unsorted_topics())
 
     def _topics_of_cluster(
         self, request: Request[headers.GetTopicsByCluster], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
-        topics = self.routes.topics(cluster=request.head.fields.cluster)
-        return _body_response(bodies.TopicList(topic_list=topics))
+    ) -> _SlicedResponse:
+        return _topic_list_response(
+            self.routes.unsorted_topics(cluster=request.head.fields.cluster)
+        )
 
     def _system_topics(
         self, _request: Request[Any], _channel: object, _now_ms: int
@@ -313,24 +337,27 @@ class NameServer:
 
     def _unit_topics(
         self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
+    ) -> _SlicedResponse:
         return self._topics_with_flag(lambda flag: bool(flag & FLAG_UNIT))
 
     def _unit_subscribed_topics(
         self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
+    ) -> _SlicedResponse:
         return self._topics_with_flag(lambda flag: bool(flag & FLAG_UNIT_SUBSCRIBED))
 
     def _unit_subscribed_plain_topics(
         self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
+    ) -> _SlicedResponse:
         both = FLAG_UNIT | FLAG_UNIT_SUBSCRIBED
         return self._topics_with_flag(lambda flag: flag & both == FLAG_UNIT_SUBSCRIBED)
 
-    def _topics_with_flag(self, matches: Callable[[int], bool]) -> NamesrvResponse:
-        flags = self.routes.topic_flags()
-        topics = [topic for topic, flag in flags.items() if matches(flag)]
-        return _body_response(bodies.TopicList(topic_list=topics))
+    def _topics_with_flag(self, matches: Callable[[int], bool]) -> _SlicedResponse:
+        topics = []
+        for topic in self.routes.unsorted_topics():
+            if matches(self.routes.topic_flag(topic)):
+                topics.append(topic)
+            yield
+        return (yield from _topic_list_response(topics))
 
     def _get_kv_config(
         self, request: Request[headers.KvConfigKey], _channel: object, _now_ms: int
@@ -403,18 +430,35 @@ class NameServer:
         return NamesrvResponse(body="".join(lines).encode())
 
 
-def _registered_topics(request: Request[headers.RegisterBroker]) -> bodies.TopicConfigs:
+def _registered_topics(
+    request: Request[headers.RegisterBroker],
+) -> SlicedResult[bodies.TopicConfigs]:
     fields, body = request.head.fields, request.body
     if fields.body_crc32 and fields.body_crc32 != zlib.crc32(body) & 0x7FFFFFFF:
         raise system_error("bodyCrc32 is not the CRC of the body")
     if not body:
         return bodies.TopicConfigs()
     if request.head.version < VERSION_WITH_TOPIC_WRAPPER:
-        return bodies.decode_body(bodies.TopicConfigs, body)
+        return bodies.decode_request_body(bodies.TopicConfigs, body)
     # 5.x brokers that compress the body do not say so in the header.
     if fields.compressed or body[0] == _ZLIB_FIRST_BYTE:
-        return bodies.decode_packed_registration(body).topic_config_serialize_wrapper
-    return bodies.decode_registration(body).topic_config_serialize_wrapper
+        registration = yield from bodies.decode_packed_in_slices(body)
+    else:
+        registration = yield from bodies.decode_registration_in_slices(body)
+    return registration.topic_config_serialize_wrapper
+
+
+def _topic_list_response(topics: list[str]) -> _SlicedResponse:
+    """Return the response with a bodies.TopicList, which is sorted and encoded in slices."""
+    sorted_parts = []
+    for begin in range(0, len(topics), TOPICS_PER_SLICE):
+        sorted_parts.append(sorted(topics[begin : begin + TOPICS_PER_SLICE]))
+        yield
+    sorted_topics, pieces = heapq.merge(*sorted_parts), []
+    while part := list(itertools.islice(sorted_topics, TOPICS_PER_SLICE)):
+        pieces.append(msgspec.json.encode(part)[1:-1])  # without the brackets of the list
+        yield
+    return NamesrvResponse(body=b'{"topicList":[%b]}' % b",".join(pieces))
 
 
 def _body_response(body: bodies.JsonBody) -> NamesrvResponse:

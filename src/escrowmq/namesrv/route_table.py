@@ -19,7 +19,7 @@ Only differences of times are used: any clock in milliseconds will do that does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -31,6 +31,7 @@ from escrowmq.message.topic_config import PERM_WRITE, DataVersion, TopicConfig
 from escrowmq.peer import Peer
 from escrowmq.remoting.bodies import BrokerRoute, QueueRoute, TopicRoute
 from escrowmq.remoting.codes import ResponseCode
+from escrowmq.sliced_work import SlicedResult, run_to_end
 
 MASTER_ID: Final = 0
 HEARTBEAT_TIMEOUT_MS: Final = 120_000
@@ -137,6 +138,12 @@ class RouteTable:
         self, registration: BrokerRegistration, channel: object, *, now_ms: int
     ) -> MasterInfo:
         """Add or update a broker. Raises RequestRefused, and has changed nothing then."""
+        return run_to_end(self.register_in_slices(registration, channel, now_ms=now_ms))
+
+    def register_in_slices(
+        self, registration: BrokerRegistration, channel: object, *, now_ms: int
+    ) -> SlicedResult[MasterInfo]:
+        """Do the same in slices: its topics appear one after the other."""
         self._check_registration(registration)
         before = self._live_brokers.get(registration.address)
         retained_bytes = self._reserve(registration, before, channel)
@@ -152,15 +159,7 @@ class RouteTable:
         is_first = self._claim_broker_id(broker, registration, before)
         broker.acting_master = bool(registration.acting_master)
         broker.zone = registration.zone
-        if _defines_topics(broker, registration):
-            changed = is_first or before is None or before.version != registration.version
-            existing_topics = broker.topics
-            for topic in registration.topics:
-                if changed or topic.topic_name not in existing_topics:
-                    self._put_queues(
-                        broker, topic.topic_name, _make_queue_route(registration.name, topic)
-                    )
-        self._live_brokers[registration.address] = _LiveBroker(
+        live = self._live_brokers[registration.address] = _LiveBroker(
             name=registration.name,
             broker_id=registration.broker_id,
             ha_address=registration.ha_address,
@@ -170,6 +169,16 @@ class RouteTable:
             heartbeat_timeout_ms=registration.heartbeat_timeout_ms,
             retained_bytes=retained_bytes,
         )
+        if _defines_topics(broker, registration):
+            changed = is_first or before is None or before.version != registration.version
+            for topic in registration.topics:
+                if self._live_brokers.get(registration.address) is not live:
+                    break  # removed, or registered again with newer topics
+                if changed or topic.topic_name not in broker.topics:
+                    self._put_queues(
+                        broker, topic.topic_name, _make_queue_route(registration.name, topic)
+                    )
+                yield
         return self._master_for(broker, registration.broker_id)
 
     def heartbeat(self, cluster: str, address: str, *, now_ms: int) -> DataVersion | None:
@@ -281,19 +290,22 @@ class RouteTable:
         return {name: broker.route() for name, broker in sorted(self._brokers.items())}
 
     def topics(self, *, cluster: str | None = None) -> list[str]:
+        """Return all topics, or those of one cluster, sorted."""
+        return sorted(self.unsorted_topics(cluster=cluster))
+
+    def unsorted_topics(self, *, cluster: str | None = None) -> list[str]:
+        """Return the same topics in no particular order."""
         if cluster is None:
-            return sorted(self._topics)
+            return list(self._topics)
         topic_sets = (
             broker.topics for broker in self._brokers.values() if broker.cluster == cluster
         )
-        return sorted(set().union(*topic_sets))
+        return list(set().union(*topic_sets))
 
-    def topic_flags(self) -> Mapping[str, int]:
-        """Return the system flag of every topic, as the first of its brokers has it."""
-        return {
-            topic: queues[min(queues)].topic_sys_flag
-            for topic, queues in sorted(self._topics.items())
-        }
+    def topic_flag(self, topic: str) -> int:
+        """Return the system flag of a topic, as the first of its brokers has it; 0 if unknown."""
+        queues = self._topics.get(topic)
+        return 0 if not queues else queues[min(queues)].topic_sys_flag
 
     def members(self, cluster: str, name: str) -> dict[int, str]:
         """Return the addresses of a broker name by broker id."""
@@ -471,9 +483,10 @@ class RouteTable:
 
     def _master_for(self, broker: _Broker, broker_id: int) -> MasterInfo:
         address = broker.addresses.get(MASTER_ID)
-        if broker_id == MASTER_ID or address is None:
+        live = None if address is None else self._live_brokers.get(address)
+        if broker_id == MASTER_ID or address is None or live is None:
             return MasterInfo()
-        return MasterInfo(address, self._live_brokers[address].ha_address)
+        return MasterInfo(address, live.ha_address)
 
 
 def _defines_topics(broker: _Broker, registration: BrokerRegistration) -> bool:

@@ -20,6 +20,7 @@ from msgspec import field
 from escrowmq.errors import BrokenBody
 from escrowmq.parsing import Int32, Int64, parse_lenient_json
 from escrowmq.remoting.bodies import JsonBody, QueueName, SubscriptionEntry, decode_body
+from escrowmq.sliced_work import SlicedResult, run_to_end
 
 
 class TopicOffset(JsonBody, frozen=True, kw_only=True):
@@ -143,10 +144,18 @@ class RuntimeTable(JsonBody, frozen=True, kw_only=True):
 
 def encode_queue_table(table: Mapping[QueueName, JsonBody | int], **others: object) -> bytes:
     """Return a body with an `offsetTable` whose keys are queues, and with the other fields."""
-    entries = (
-        b"%b:%b" % (_encode(queue), b"%d" % value if isinstance(value, int) else _encode(value))
-        for queue, value in table.items()
-    )
+    return run_to_end(encode_queue_table_in_slices(table, **others))
+
+
+def encode_queue_table_in_slices(
+    table: Mapping[QueueName, JsonBody | int], **others: object
+) -> SlicedResult[bytes]:
+    """Do the same in slices: a topic may have thousands of queues."""
+    entries = []
+    for queue, value in table.items():
+        encoded = b"%d" % value if isinstance(value, int) else _encode(value)
+        entries.append(b"%b:%b" % (_encode(queue), encoded))
+        yield
     pieces = [b'"offsetTable":{%b}' % b",".join(entries)]
     pieces += [b'"%b":%b' % (name.encode(), _encode(value)) for name, value in others.items()]
     return b"{%b}" % b",".join(pieces)

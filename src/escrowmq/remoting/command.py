@@ -99,6 +99,8 @@ class _LenientHeader(msgspec.Struct, kw_only=True, rename="camel"):
     ext_fields: dict[str, msgspec.Raw] | None = None
 
 
+FIELDS_MAX: Final = 1_000  # no request has more than a few dozen
+
 _decode_strict = msgspec.json.Decoder(_StrictHeader, strict=False).decode
 _decode_lenient = msgspec.json.Decoder(_LenientHeader, strict=False).decode
 _decode_text = msgspec.json.Decoder(str).decode
@@ -209,6 +211,8 @@ def _decode_fields(block: bytes) -> dict[str, str]:
         value, position = _read_sized(block, position, _INT, "value")
         if key and value:
             fields[key.decode()] = value.decode()
+            if len(fields) > FIELDS_MAX:
+                raise BrokenHeader(f"ROCKETMQ header: more than {FIELDS_MAX} extFields")
     return fields
 
 

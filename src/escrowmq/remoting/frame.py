@@ -87,16 +87,15 @@ class FrameDecoder(Generic[T]):
         if self._partial and (joined := self._join()) is not None:
             yield self._build(*joined)
         chunk, view, unpack, build = self._chunk, self._view, _PREFIX.unpack_from, self._build
-        end, length_max = len(chunk), self._frame_length_max
-        header_length_max = self._header_length_max
+        end, length_max, header_max = len(chunk), self._frame_length_max, self._header_length_max
         while end - (begin := self._position) >= 8:
             length, mark = unpack(chunk, begin)
             header_length = mark & HEADER_LENGTH_MAX
             if (
                 length > length_max
                 or header_length > length - 4
-                or header_length > header_length_max
                 or mark > _MARK_MAX
+                or header_length > header_max
             ):
                 self._check(length, mark)
             frame_end = begin + 4 + length

@@ -59,6 +59,7 @@ from escrowmq.server.security import (
     own_namesrv_context,
 )
 from escrowmq.server.tasks import background_tasks, repeat
+from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,9 @@ class _NameServerHandler:
         self._access = access
         self._kv_config_file = kv_config_file
 
-    def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None:
+    def handle(
+        self, connection: ServerConnection, request: Request[Any], now_ms: int
+    ) -> SlicedWork | None:
         validator = self._access.validator
         if validator is not None:
             try:
@@ -122,8 +125,13 @@ class _NameServerHandler:
                 )
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
-                return
-        response = self._namesrv.handle(request, connection, now_ms=now_ms)
+                return None
+        return self._respond(connection, request, now_ms)
+
+    def _respond(
+        self, connection: ServerConnection, request: Request[Any], now_ms: int
+    ) -> SlicedWork:
+        response = yield from self._namesrv.handle_in_slices(request, connection, now_ms=now_ms)
         try:
             self._kv_config_file.save()
         except StoreError as error:

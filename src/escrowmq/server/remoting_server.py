@@ -7,6 +7,12 @@ One iteration of the event loop is one turn. Every connection that has data hand
 at the end of the turn the sends of all of them are appended in one write, and each connection with
 responses is written to once. No other optimisation here gains as much.
 
+A turn is bounded by time, and connections are served fairly. Each has a share of the turn, in time
+and in requests. What exceeds it waits, with the requests behind it, and so does a request that its
+handler carries out in slices. At the end of every turn those that wait get a slice each, round
+robin. New requests of other connections come before them, so a client with few requests waits for
+about one slice, whatever the others send.
+
 Memory is bounded. A connection that does not read its responses is not read from, and the requests
 that it has sent already are not handled, until it does. Responses wait here and are handed to the
 transport in portions: what is in the transport cannot be counted exactly, least of all with TLS,
@@ -52,6 +58,7 @@ from escrowmq.remoting.responses import (
 )
 from escrowmq.server.connection_limits import IdleTracker, MemoryWatermark, memory_limits
 from escrowmq.server.security import TlsContext, TlsDetector
+from escrowmq.sliced_work import SlicedWork, SliceScheduler
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +93,13 @@ class ServerConnection(asyncio.Protocol):
         self._is_held = False
         self._is_silent = True  # no complete request has arrived yet
         self._pending_calls: dict[Call, Callable[[Command | None, bytes], None]] = {}
-        # The events of a chunk that are left for the next turn.
-        self._remaining_events: Iterator[Event] | None = None
-        self._is_continue_scheduled = False
+        # The requests of a chunk that was not handled within one share wait for a slice, or here
+        # until the client has read its responses.
+        self._has_waiting_events = False
+        self._suspended_events: Iterator[Event] | None = None
+        self.turn_number = -1  # the turn to which the next two belong
+        self.share_end_s = 0.0
+        self.share_events = 0  # how many more of them fit into the share of this turn
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # incomplete request: bytes received so far, and its number
         self.address = ""
@@ -112,29 +123,25 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        connection = self._connection
+        server, connection = self._server, self._connection
         try:
             connection.receive(data)
+            server.schedule_turn()
+            self.last_active_s = server.turn_start_s
             events = connection.events()
-            self._handle(self._watch_first(events) if self._is_silent else events)
+            if self._is_silent:
+                events = self._watch_first(events)
+            remaining_work = server.handle_events(self, events)
         except RemoteProtocolError as error:
-            log.info("connection closed peer=%s: %s", self.address, error)
-            self.close()
-        if connection.partial_frame != self.partial:
-            before, self.partial = self.partial, connection.partial_frame
-            self._server.update_partial(self, before)
-
-    def _handle(self, events: Iterator[Event]) -> None:
-        server = self._server
-        server.schedule_turn()
-        self.last_active_s = server.turn_start_s
-        if not server.handle_events(self, events):
-            # Let the other connections have a turn first.
-            self._remaining_events = events
-            self._update_reading()
-            waiting_bytes = self._connection.buffered_bytes
-            server.memory.set(self, MemoryUse.WAITING_REQUESTS, waiting_bytes)
-            self._schedule_continue()
+            self._close_after(error)
+        else:
+            if remaining_work is not None:
+                # Read nothing more until it is done: the responses keep the order of the requests.
+                self._has_waiting_events = True
+                self._update_reading()
+                server.memory.set(self, MemoryUse.WAITING_REQUESTS, connection.buffered_bytes)
+                server.add_waiting(self._continue(events, remaining_work))
+        self._update_partial()
 
     def _watch_first(self, events: Iterator[Event]) -> Iterator[Event]:
         """Yield the events, and note that the connection is not silent before the first."""
@@ -144,33 +151,59 @@ class ServerConnection(asyncio.Protocol):
                 self._server.request_received(self)
             yield event
 
-    def _schedule_continue(self) -> None:
-        """Handle the remaining events in the next turn, unless too many responses are unsent."""
-        if (
-            self._remaining_events is not None
-            and not self._is_continue_scheduled
-            and not self.is_congested
-        ):
-            self._is_continue_scheduled = True
-            self._server.call_soon(self._continue)
-
-    def _continue(self) -> None:
-        self._is_continue_scheduled = False
-        if self._remaining_events is None or self.is_congested:
-            return
-        events, self._remaining_events = self._remaining_events, None
-        self._server.memory.set(self, MemoryUse.WAITING_REQUESTS, 0)
-        if not self.is_open:
-            return
+    def _continue(self, events: Iterator[Event], begun: SlicedWork) -> SlicedWork:
+        """Finish a request that was begun, then handle the other events of its chunk."""
+        handle_event = self._server.handle_event
+        work: SlicedWork | None = begun
         try:
-            self._handle(events)
-            self._update_reading()
-            if self._connection.partial_frame != self.partial:
-                before, self.partial = self.partial, self._connection.partial_frame
-                self._server.update_partial(self, before)
+            while self.is_open:
+                if work is not None:
+                    for _ in work:
+                        yield
+                        if not self.is_open:
+                            return  # nobody reads the result
+                if self._must_wait:
+                    self._suspended_events = events
+                    return
+                event = next(events, None)
+                if event is None:
+                    break
+                self.last_active_s = self._server.turn_start_s
+                work = handle_event(self, event)
+                yield
         except RemoteProtocolError as error:
-            log.info("connection closed peer=%s: %s", self.address, error)
-            self.close()
+            self._close_after(error)
+        except Exception:
+            log.exception("connection closed peer=%s: a request failed", self.address)
+            self.abort()
+        self._has_waiting_events = False
+        self._server.memory.set(self, MemoryUse.WAITING_REQUESTS, 0)
+        self._update_reading()
+        self._update_partial()
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether the next request has to wait until responses were sent, or memory was freed."""
+        return (
+            self._is_held
+            or self.is_congested
+            or self.turn_response_bytes >= TURN_RESPONSE_BYTES_MAX
+        )
+
+    def resume_events(self) -> None:
+        """Go on with requests that were suspended, if nothing holds them back any more."""
+        if self._suspended_events is not None and not self._must_wait:
+            events, self._suspended_events = self._suspended_events, None
+            self._server.add_waiting(self._continue(events, _nothing_begun()))
+
+    def _close_after(self, error: RemoteProtocolError) -> None:
+        log.info("connection closed peer=%s: %s", self.address, error)
+        self.close()
+
+    def _update_partial(self) -> None:
+        if self._connection.partial_frame != self.partial:
+            before, self.partial = self.partial, self._connection.partial_frame
+            self._server.update_partial(self, before)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -181,7 +214,7 @@ class ServerConnection(asyncio.Protocol):
         self._send_unsent()
         self._server.update_unsent(self)
         self._update_reading()
-        self._schedule_continue()
+        self.resume_events()
 
     def hold_reading(self, is_held: bool) -> None:
         """Stop or resume reading, depending on the memory that all connections together use."""
@@ -193,7 +226,7 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        should_read = not (self._is_held or self._remaining_events is not None or self.is_congested)
+        should_read = not (self._is_held or self._has_waiting_events or self.is_congested)
         if should_read and not transport.is_reading():
             transport.resume_reading()
         elif not should_read and transport.is_reading():
@@ -347,9 +380,7 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def response_received(self, response: Response) -> None:
-        on_response = self._pending_calls.pop(response.call, None)
-        if on_response is not None:
-            on_response(response.command, bytes(response.body))
+        self._end_call(response.call, response.command, response.body)
 
     def expire_calls(self, now_s: float) -> bool:
         """Fail the calls whose time is over. Return whether others still wait for a response."""
@@ -358,9 +389,16 @@ class ServerConnection(asyncio.Protocol):
 
     def _fail_calls(self, failures: list[CallFailed]) -> None:
         for failure in failures:
-            on_response = self._pending_calls.pop(failure.call, None)
-            if on_response is not None:
-                on_response(None, b"")
+            self._end_call(failure.call, None, b"")
+
+    def _end_call(self, call: Call, command: Command | None, body: Body) -> None:
+        on_response = self._pending_calls.pop(call, None)
+        if on_response is None:
+            return
+        try:
+            on_response(command, bytes(body))
+        except Exception:  # it costs the one who waits for this response, and nobody else
+            log.exception("response not handled peer=%s code=%d", self.address, call.code)
 
     def flush(self) -> None:
         """Hand the responses of this turn to the transport, as far as it takes them."""
@@ -411,6 +449,12 @@ class ServerConnection(asyncio.Protocol):
                 self._unsent_bytes = 0
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close the connection at once, without writing anything."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._discard()
+
     def drop(self) -> None:
         """Close the connection at once, without waiting for a client that does not read."""
         if self._transport is not None:
@@ -423,16 +467,22 @@ class ServerConnection(asyncio.Protocol):
         self._unsent.clear()
         self._unsent_bytes = 0
         self._outgoing.clear()
-        self._remaining_events = None
+        self._suspended_events = None
         self._connection.discard_received()
 
 
 # --- the port ------------------------------------------------------------------------------------
 
-EVENTS_PER_TURN_MAX = 64  # of one connection
+# The share of one connection in a turn, unless the turn is over before. Sixty-four sends take less
+# than a millisecond; the time is for requests that cost more.
+SHARE_EVENTS_MAX = 64
+SHARE_S = 0.001
+# How long a turn accepts new requests. A turn of this length appends thousands of messages.
+TURN_S = 0.02
 PENDING_HANDSHAKES_MIN = 64
-# The longest field is a value of the name server's settings, 65,536 characters, each of which JSON
-# may write as six. Everything else that is long is in the body of a request.
+# A header is decoded in one step. The longest field is a value of the name server's settings,
+# 65,536 characters, each of which JSON may write as six. Everything else that is long is in the
+# body of a request.
 REQUEST_HEADER_BYTES_MAX = 512 * 1024
 
 
@@ -463,11 +513,24 @@ def reachable_host(host: str) -> str:
 class RequestHandler(Protocol):
     """Handler of the requests of a port: the broker, or the name server."""
 
-    def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None: ...
+    def handle(
+        self, connection: ServerConnection, request: Request[Any], now_ms: int
+    ) -> SlicedWork | None:
+        """Handle a request, or return work that does so in slices.
+
+        The connection's next request is not handled before the work is done. The work is dropped
+        when the connection closes.
+        """
+
     def end_turn(self, now_ms: int) -> bool:
         """Finish the turn. Return whether another turn is needed soon."""
 
     def channel_closed(self, connection: ServerConnection) -> None: ...
+
+
+def _nothing_begun() -> SlicedWork:
+    """Return work for a connection whose last request is done, but not all of its requests."""
+    yield from ()
 
 
 class RemotingServer:
@@ -502,6 +565,10 @@ class RemotingServer:
         self._loop = asyncio.get_running_loop()
         self._unflushed: list[ServerConnection] = []
         self._is_turn_scheduled = False
+        self._turn_number = 0
+        self._elapsed_s = clock.elapsed_s
+        # Connections whose requests did not fit into their share.
+        self._waiting = SliceScheduler(clock.elapsed_s)
         self.turn_start_ms, self.turn_start_s = clock.now_ms(), clock.elapsed_s()
         self._server: asyncio.Server | None = None
         self.watermark = watermark or MemoryWatermark(ClientMemory(memory_limits(config)))
@@ -593,27 +660,58 @@ class RemotingServer:
         self.connection_closed(oldest)
         return True
 
-    def handle_events(self, connection: ServerConnection, events: Iterator[Event]) -> bool:
+    def handle_events(
+        self, connection: ServerConnection, events: Iterator[Event]
+    ) -> SlicedWork | None:
         """Handle the events of one chunk; responses are sent at the end of the turn.
 
-        Return False if the connection has used its share of the turn and may have more events.
+        Return None when all of them are handled. Otherwise the connection has used its share of the
+        turn: return what is left of the last request, which comes before the remaining events.
         """
-        handle, now_ms, remaining = self._handler.handle, self.turn_start_ms, EVENTS_PER_TURN_MAX
+        elapsed_s = self._elapsed_s
+        if connection.turn_number != self._turn_number:
+            connection.turn_number = self._turn_number
+            connection.share_events = SHARE_EVENTS_MAX
+            connection.share_end_s = min(elapsed_s(), self.turn_start_s + TURN_S) + SHARE_S
+        remaining, end_s = connection.share_events, connection.share_end_s
+        if not remaining or elapsed_s() >= end_s:
+            return _nothing_begun()
+        handle_event = self.handle_event
         for event in events:
+            work = handle_event(connection, event)
+            if work is not None:  # its first slice; most requests that could take long do not
+                for _ in work:
+                    if elapsed_s() >= end_s:
+                        return work
+            remaining -= 1
+            if (
+                not remaining
+                or elapsed_s() >= end_s
+                or connection.turn_response_bytes >= TURN_RESPONSE_BYTES_MAX
+            ):
+                connection.share_events = remaining
+                return _nothing_begun()
+        connection.share_events = remaining
+        return None
+
+    def handle_event(self, connection: ServerConnection, event: Event) -> SlicedWork | None:
+        """Handle one event, or return the work that does so in slices."""
+        try:
             if type(event) is Request:
-                handle(connection, event, now_ms)
-            elif type(event) is InvalidRequest:
+                return self._handler.handle(connection, event, self.turn_start_ms)
+            if type(event) is InvalidRequest:
                 self.refused_requests[event.error.code] += 1
                 connection.write(encode_error(event.request, event.error))
             elif type(event) is Response:
                 connection.response_received(event)
-            remaining -= 1
-            if not remaining or connection.turn_response_bytes >= TURN_RESPONSE_BYTES_MAX:
-                return False
-        return True
+        except Exception:  # not even an error could be sent: it costs this request alone
+            log.exception("request not responded to peer=%s", connection.address)
+        return None
 
-    def call_soon(self, step: Callable[[], None]) -> None:
-        self._loop.call_soon(step)
+    def add_waiting(self, work: SlicedWork) -> None:
+        """Go on with the work of a connection at the end of this turn, in slices."""
+        self._waiting.add(work)
+        self.schedule_turn()
 
     def connection_closed(self, connection: ServerConnection) -> None:
         self._total_unsent_bytes -= self._unsent_bytes.pop(connection, 0)
@@ -624,7 +722,10 @@ class RemotingServer:
             self._held_connections.discard(connection)
             self._calling.discard(connection)
             self._idle_tracker.remove(connection)
-            self._handler.channel_closed(connection)
+            try:
+                self._handler.channel_closed(connection)
+            except Exception:  # a bug must not cost the loop that closes connections
+                log.exception("closed connection not cleaned up peer=%s", connection.address)
         self.watermark.connection_closed(connection)
 
     def update_partial(self, connection: ServerConnection, before: tuple[int, int]) -> None:
@@ -684,23 +785,32 @@ class RemotingServer:
             self._loop.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
-        wants_more = False
+        wants_more = self._waiting.run_turn()
         try:
-            wants_more = self._handler.end_turn(self.turn_start_ms)
+            wants_more = self._handler.end_turn(self.turn_start_ms) or wants_more
         except Exception:  # a bug must not hold back the responses of other requests
             log.exception("turn failed")
         unflushed, self._unflushed = self._unflushed, []
         was_scheduled = self._is_turn_scheduled
         self._is_turn_scheduled = False  # only now: end_turn() above wrote responses of this turn
+        self._turn_number += 1
         for connection in unflushed:
-            connection.flush()
+            self._flush(connection)
             self.update_unsent(connection)
+            connection.resume_events()
         if self.memory.is_above_soft:
             self.watermark.enforce(self.turn_start_ms)
         if was_scheduled:
             self.turn_seconds.observe(self._clock.elapsed_s() - self.turn_start_s)
         if wants_more:
             self.schedule_turn()  # requests that have arrived by then are part of it
+
+    def _flush(self, connection: ServerConnection) -> None:
+        try:
+            connection.flush()
+        except Exception:  # a broken connection must not cost the others their responses
+            log.exception("connection closed peer=%s: responses not written", connection.address)
+            connection.abort()
 
     def sweep_connections(self) -> None:
         """Close idle connections and resume reading where memory allows it; call it regularly."""

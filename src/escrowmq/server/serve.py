@@ -301,6 +301,7 @@ async def _run_broker(
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
         memory=watermark.memory,
+        elapsed_s=clock.elapsed_s,
         past_times=maintenance.past_times(),
     )
     server = _new_server(config, clock, broker, access, store_host, watermark)
@@ -422,7 +423,7 @@ async def _stop(
     saved: offsets and snapshots must not be ahead of the log.
     """
     server.stop_reading()
-    broker.pull_processor.release_all(clock.now_ms())
+    broker.pull_processor.release_all()
     server.end_turn()  # append what was accepted; under SYNC_FLUSH the flush below responds
     await group_commit.close()
     await server.close()

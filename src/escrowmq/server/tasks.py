@@ -46,6 +46,13 @@ class _Waiter(NamedTuple):
     deadline_s: float
     callback: Callable[[StoreError | None], None]
 
+    def finish(self, error: StoreError | None) -> None:
+        """Call the callback. If it raises, the other waiters are still called."""
+        try:
+            self.callback(error)
+        except Exception:
+            log.exception("result of a flush not handled")
+
 
 class GroupCommit:
     """Flush the log for all waiting requests in one fsync.
@@ -141,7 +148,7 @@ class GroupCommit:
             return
         flushed = self._store.finish_flush(flush)
         while self._waiting and self._waiting[0].log_offset <= flushed:
-            self._waiting.popleft().callback(None)
+            self._waiting.popleft().finish(None)
         if self._waiting:
             self._start_flush()
 
@@ -152,13 +159,13 @@ class GroupCommit:
         # Not `cause`: a StoreFull would tell the client that nothing was stored.
         failure = StoreFailed(f"the log is not flushed: {error}")
         while self._waiting:
-            self._waiting.popleft().callback(failure)
+            self._waiting.popleft().finish(failure)
 
     def _expire(self) -> None:
         self._timeout_handle = None
         now_s = self._loop.time()
         while self._waiting and self._waiting[0].deadline_s <= now_s:
-            self._waiting.popleft().callback(
+            self._waiting.popleft().finish(
                 FlushTimeout(f"not flushed within {self._timeout_s:g} s (syncFlushTimeout)")
             )
         if self._waiting:

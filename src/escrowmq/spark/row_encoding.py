@@ -44,6 +44,7 @@ from pyspark.sql.types import (
 
 from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import ConfigError, RowRefused
+from escrowmq.message.batch import BATCH_MESSAGES_MAX, BULK_MESSAGES_MAX
 from escrowmq.message.keys import java_hash
 from escrowmq.parsing import did_you_mean
 
@@ -379,6 +380,7 @@ class BatchEncoder:
             begin = int(offsets[index])
             last_offset = begin + limit - buffer.body_bytes
             end_index = int(offsets.searchsorted(last_offset, side="right")) - 1
+            end_index = min(end_index, index + BULK_MESSAGES_MAX - buffer.message_count)
             if end_index <= index and buffer.message_count:
                 yield buffer.take()
                 self._rotate_queue(buffer)
@@ -410,7 +412,11 @@ class BatchEncoder:
                 yield SendBatch(buffer.queue, [body], len(body), 1, tail)
                 self.row_count += 1
                 continue
-            if buffer.body_bytes + size > self._batch_bytes and buffer.message_count:
+            is_full = (
+                buffer.body_bytes + size > self._batch_bytes
+                or buffer.message_count >= BATCH_MESSAGES_MAX
+            )
+            if is_full and buffer.message_count:
                 yield buffer.take()
                 if not shard:
                     self._rotate_queue(buffer)

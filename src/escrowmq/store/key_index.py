@@ -69,6 +69,7 @@ SLOT: Final = struct.Struct(">i")
 INDEX_ENTRY: Final = struct.Struct(">iqii")
 STORED_TIME_WAIT_MAX_MS: Final = 600_000  # for which stored times stand still after a set-back
 RESULTS_MAX: Final = 64
+ENTRIES_PER_SLICE: Final = 256  # of the index, until a search may be interrupted
 _SINGLE_READS_MAX: Final = 4096  # to read all slots at once takes as long as so many reads
 SECONDS_MAX: Final = 0x7FFFFFFF
 assert (HEADER.size, SLOT.size, INDEX_ENTRY.size) == (40, 4, 20)
@@ -296,7 +297,18 @@ class KeyIndex:
 
         The caller must compare the key and the stored time: the files know only hashes and seconds.
         """
+        found = self.find_in_slices(topic, key, begin_ms, end_ms)
+        return (log_offset for log_offset in found if log_offset is not None)
+
+    def find_in_slices(
+        self, topic: str, key: bytes, begin_ms: int, end_ms: int
+    ) -> Iterator[LogOffset | None]:
+        """Yield what `find` yields, and None whenever some entries were passed in vain.
+
+        A caller may pause after each. What is added meanwhile may be missing.
+        """
         seen = set()  # a key may be in memory and in a file while a flush is running
+        passed = 0
         for pending in self._unwritten_keys():
             for entry_topic, entry_key, log_offset, stored_ms in newest_first(pending):
                 is_match = (entry_topic, entry_key) == (topic, key)
@@ -304,12 +316,17 @@ class KeyIndex:
                 if is_match and log_offset not in seen:
                     seen.add(log_offset)
                     yield LogOffset(log_offset)
-        for file in reversed(self.files):
+                passed += 1
+                if passed % ENTRIES_PER_SLICE == 0:
+                    yield None
+        for file in list(reversed(self.files)):
             if file.count > 1 and begin_ms <= file.end_ms + 999 and end_ms >= file.begin_ms - 999:
-                for log_offset in self._find_safely(file, key_hash(topic, key), begin_ms, end_ms):
-                    if log_offset not in seen:
-                        seen.add(log_offset)
-                        yield LogOffset(log_offset)
+                for found in self._find_safely(file, key_hash(topic, key), begin_ms, end_ms):
+                    if found is None:
+                        yield None
+                    elif found not in seen:
+                        seen.add(found)
+                        yield LogOffset(found)
 
     def _unwritten_keys(self) -> Iterator[list[PendingKeys]]:
         yield self.pending
@@ -320,12 +337,17 @@ class KeyIndex:
 
     def _find_safely(
         self, file: IndexFile, hash_value: int, begin_ms: int, end_ms: int
-    ) -> Iterator[int]:
+    ) -> Iterator[int | None]:
         """Yield the matching entries of a file, also if it is damaged."""
         if not file.is_damaged:
             try:
                 # A list, so that damage is found before the first entry is returned.
-                found = list(self._find_in_file(file, hash_value, begin_ms, end_ms))
+                found: list[int] = []
+                for log_offset in self._find_in_file(file, hash_value, begin_ms, end_ms):
+                    if log_offset is None:
+                        yield None
+                    else:
+                        found.append(log_offset)
             except _DamagedIndex as error:
                 self._report_damage(file, str(error))
             else:
@@ -335,15 +357,19 @@ class KeyIndex:
 
     def _find_in_file(
         self, file: IndexFile, hash_value: int, begin_ms: int, end_ms: int
-    ) -> Iterator[int]:
+    ) -> Iterator[int | None]:
         # Entries above the count of the header may exist already: a flush may be writing them in
         # a thread. So the number is checked against the capacity of the file.
         number = self._slot_head(file, hash_value % self._slot_count)
+        passed = 0
         while number > 0:
             entry_hash, log_offset, seconds, previous = self._entry(file, number)
             stored_ms = file.begin_ms + seconds * 1000  # rounded down to a second
             if entry_hash == hash_value and begin_ms - 999 <= stored_ms <= end_ms:
                 yield log_offset
+            passed += 1
+            if passed % ENTRIES_PER_SLICE == 0:
+                yield None
             # Numbers decrease along a chain. One that does not is damaged and could form a loop.
             number = previous if previous < number else 0
 

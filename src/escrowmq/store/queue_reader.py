@@ -87,13 +87,15 @@ def read_queue(
     count_max: int,
     bytes_max: int,
     message_filter: EntryFilter | None = None,
+    is_over: Callable[[], bool] | None = None,
     report_damage: ReportDamage = lambda queue, queue_offset, error: None,
 ) -> QueueRead:
     """Read at most `count_max` records and `bytes_max` bytes, but at least one record.
 
     Messages that the filter rejects are skipped; `next_offset` of the result is behind them. After
     `message_filter.scan_max` entries (or `count_max`, if that is more) the read returns what it
-    has, so that a filter that matches nothing does not hold up other requests.
+    has, so that a filter that matches nothing does not hold up other requests. So it does once
+    `is_over` returns True, which is asked after each message whose properties were tested.
     """
     if queue is None:
         zero = QueueOffset(0)
@@ -110,7 +112,9 @@ def read_queue(
             min_offset=low,
             max_offset=high,
         )
-        collector = _SliceCollector(log, queue, result, count_max, bytes_max, message_filter)
+        collector = _SliceCollector(
+            log, queue, result, count_max, bytes_max, message_filter, is_over
+        )
         scanned, scan_max = 0, collector.scan_max
         while scanned < scan_max and result.next_offset < high:
             entries = queue.entries(
@@ -171,6 +175,7 @@ class _SliceCollector:
         count_max: int,
         bytes_max: int,
         message_filter: EntryFilter | None,
+        is_over: Callable[[], bool] | None,
     ) -> None:
         self._log = log
         self._queue = queue
@@ -179,11 +184,14 @@ class _SliceCollector:
         self._remaining_bytes = bytes_max
         self._tags_codes: frozenset[int] | None = None
         self._matches_properties: Callable[[bytes], bool] | None = None
+        self._is_over: Callable[[], bool] | None = None
         if message_filter is not None:
             self._tags_codes = message_filter.tags_codes
             self._matches_properties = message_filter.matches_properties
             if self._tags_codes is not None or self._matches_properties is not None:
                 self.scan_max = max(count_max, message_filter.scan_max)
+            if self._matches_properties is not None:
+                self._is_over = is_over
         self._ranges: list[tuple[int, int, int]] = []  # begin, end, first queue offset
 
     def add_entries(self, entries: bytes | bytearray | memoryview) -> bool:
@@ -193,6 +201,7 @@ class _SliceCollector:
         ranges = self._ranges
         begin, end, first_offset = ranges[-1] if ranges else (-1, -1, -1)
         remaining_count, remaining_bytes = self._remaining_count, self._remaining_bytes
+        is_over, has_time = self._is_over, True
         tested, next_offset = 0, self._result.next_offset
         for log_offset, size, tags_code in ENTRY.iter_unpack(entries):
             if (
@@ -218,11 +227,14 @@ class _SliceCollector:
                     begin, end, first_offset = log_offset, log_offset + size, next_offset + tested
                     ranges.append((begin, end, first_offset))
             tested += 1
+            if is_over is not None and is_over():
+                has_time = False
+                break
         result = self._result
         result.next_offset = QueueOffset(result.next_offset + tested)
         result.count += self._remaining_count - remaining_count
         self._remaining_count, self._remaining_bytes = remaining_count, remaining_bytes
-        return remaining_count > 0 and remaining_bytes >= 0
+        return remaining_count > 0 and remaining_bytes >= 0 and has_time
 
     def slices(self) -> list[memoryview]:
         return self._log.slices(self._ranges, self._queue.topic, self._queue.queue_id)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from escrowmq.config import DelayConfig, StoreConfig
@@ -43,6 +43,7 @@ from escrowmq.message.record import (
     StoredRecord,
     encoded_size,
 )
+from escrowmq.sliced_work import SlicedResult, run_to_end
 from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
 from escrowmq.store.columns import PendingKeyRun, PendingKeys
 from escrowmq.store.commit_log import (
@@ -102,6 +103,7 @@ class StoreReader:
         count_max: int = 32,
         bytes_max: int = 256 * 1024,
         message_filter: EntryFilter | None = None,
+        is_over: Callable[[], bool] | None = None,
     ) -> QueueRead:
         """Read messages of a queue, see `read_queue`."""
         queue = self._queues.find(topic, queue_id)
@@ -112,6 +114,7 @@ class StoreReader:
             count_max=count_max,
             bytes_max=bytes_max,
             message_filter=message_filter,
+            is_over=is_over,
             report_damage=self._report_damaged_record,
         )
 
@@ -148,9 +151,25 @@ class StoreReader:
         end_ms: int = _TIME_MAX_MS,
     ) -> list[StoredRecord]:
         """Return records of a topic with a key or unique key, the newest first."""
+        limits = {"count_max": count_max, "begin_ms": begin_ms, "end_ms": end_ms}
+        return run_to_end(self.search_by_key(topic, key, **limits))
+
+    def search_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = _TIME_MAX_MS,
+    ) -> SlicedResult[list[StoredRecord]]:
+        """Do the same as `find_by_key` in slices: many keys may have the hash of this one."""
         key_bytes = key.encode()
         matching: list[StoredRecord] = []
-        for log_offset in self._index.find(topic, key_bytes, begin_ms, end_ms):
+        for log_offset in self._index.find_in_slices(topic, key_bytes, begin_ms, end_ms):
+            yield
+            if log_offset is None:
+                continue
             try:
                 record = self._log.record_at(log_offset)
             except (RecordNotFound, CorruptRecord):
@@ -252,6 +271,9 @@ class StoreReader:
         return first_stored_ms(
             self._log, queue, max(queue_offset, queue.min_offset(self._log.begin))
         )
+
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        return self._queues.find(topic, queue_id) is not None
 
     def queues(self) -> list[tuple[str, int]]:
         """Return topic and queue id of every queue."""

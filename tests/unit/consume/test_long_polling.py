@@ -51,8 +51,7 @@ def wake(
     new: list[tuple[int, bytes]] | None = None,
 ) -> list[HeldPull[str]]:
     """Return the pulls that new messages wake."""
-    polls.arrived(topic, queue_id, max_offset, new)
-    return polls.take_ready(1_000)
+    return polls.take_ready(topic, queue_id, max_offset, new)
 
 
 def test_a_message_wakes_the_pulls_of_its_queue_in_order() -> None:
@@ -62,6 +61,46 @@ def test_a_message_wakes_the_pulls_of_its_queue_in_order() -> None:
     assert names(wake(polls, "orders", 0, 11)) == ["a", "b"]
     assert wake(polls, "orders", 0, 12) == []
     assert len(polls) == 2
+
+
+def test_a_channel_with_many_pulls_does_not_delay_the_pull_of_another() -> None:
+    polls = LongPolls[str](pulls_max=1000)
+    for number in range(100):
+        polls.add(pull(f"greedy {number}", channel="greedy"))
+    polls.add(pull("first", channel="other"))
+    polls.add(pull("second", channel="other"))
+    woken = names(polls.take_ready("orders", 0, 11))
+    assert woken[:5] == ["greedy 0", "first", "greedy 1", "second", "greedy 2"]
+    assert len(woken) == 102
+
+
+def test_pulls_are_released_one_by_one_while_others_come_and_go() -> None:
+    polls = LongPolls[str](pulls_max=1000)
+    for number in range(5):
+        polls.add(pull(str(number), channel=f"channel {number}"))
+    ready = polls.release_ready("orders", 0, 11)
+    assert names([released for released in (next(ready), next(ready)) if released]) == ["0", "1"]
+    assert len(polls) == 3
+    polls.channel_closed(FakePeer("channel 3"))
+    polls.add(pull("late", channel="late"))
+    assert names([released for released in ready if released]) == ["2", "4"]
+    assert len(polls) == 1  # the late one has read the queue after the message arrived
+
+
+def test_a_pull_with_too_many_messages_to_test_is_released() -> None:
+    polls = LongPolls[str](pulls_max=1000)
+    tested: list[bytes] = []
+
+    def matches_nothing(properties: bytes) -> bool:
+        tested.append(properties)
+        return False
+
+    message_filter = MessageFilter(matches_properties=matches_nothing, scan_max=3)
+    polls.add(pull(message_filter=message_filter))
+    assert polls.take_ready("orders", 0, 13, [(0, b"no")] * 3) == []
+    assert len(tested) == 3
+    assert names(polls.take_ready("orders", 0, 17, [(0, b"no")] * 4)) == ["p"]
+    assert len(tested) == 3
 
 
 def test_a_pull_waits_for_its_offset() -> None:

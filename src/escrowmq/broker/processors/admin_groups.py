@@ -55,7 +55,7 @@ from escrowmq.remoting.bodies_admin import (
     TimeSpans,
     TopicOffset,
     encode_broker_consume_stats,
-    encode_queue_table,
+    encode_queue_table_in_slices,
 )
 from escrowmq.remoting.codes import LanguageName, RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
@@ -79,6 +79,7 @@ from escrowmq.remoting.headers_admin import (
     TopicHeader,
 )
 from escrowmq.remoting.requests import Request, request_for_response
+from escrowmq.sliced_work import SlicedResult, SlicedWork
 from escrowmq.store.store import MessageStore
 
 _SHOWN_LENGTH_MAX: Final = 100
@@ -201,37 +202,42 @@ class GroupAdmin:
 
     # --- progress --------------------------------------------------------------------------------
 
-    def get_topic_stats(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
+    def get_topic_stats(
+        self, channel: Channel, request: Request[TopicHeader], now_ms: int
+    ) -> SlicedWork:
         name = request.head.fields.topic
         topic = self._topics.get(name)
         store = self._store
-        table = {
-            queue: TopicOffset(
+        table: dict[QueueName, TopicOffset] = {}
+        for queue in self._queues(name, max(topic.read_queue_nums, topic.write_queue_nums)):
+            end = store.max_offset(name, queue.queue_id)
+            table[queue] = TopicOffset(
                 min_offset=store.min_offset(name, queue.queue_id),
-                max_offset=(end := store.max_offset(name, queue.queue_id)),
+                max_offset=end,
                 last_update_timestamp=self._stored_ms(name, queue.queue_id, end - 1),
             )
-            for queue in self._queues(name, max(topic.read_queue_nums, topic.write_queue_nums))
-        }
+            yield
         minute, _, _ = self._statistics.topic_rates(name, 0, now_ms)
-        channel.respond(request, body=encode_queue_table(table, topicPutTps=minute.per_s))
+        body = yield from encode_queue_table_in_slices(table, topicPutTps=minute.per_s)
+        channel.respond(request, body=body)
 
     def get_consume_stats(
         self, channel: Channel, request: Request[GetConsumeStats], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         group = fields.consumer_group
         topics = [fields.topic] if fields.topic else self._topics_of(group)
         table: dict[QueueName, ConsumeOffset] = {}
         per_s = 0.0
         for topic in topics:
-            table.update(self._group_progress(group, topic))
+            table.update((yield from self._group_progress(group, topic)))
             per_s += self._statistics.group_rates(topic, group, 0, now_ms)[0].per_s
-        channel.respond(request, body=encode_queue_table(table, consumeTps=per_s))
+        body = yield from encode_queue_table_in_slices(table, consumeTps=per_s)
+        channel.respond(request, body=body)
 
     def get_broker_consume_stats(
         self, channel: Channel, request: Request[GetBrokerConsumeStats], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         only_ordered = request.head.fields.is_order
         groups, total_lag = [], 0
         for name, group in self._groups.configs().items():
@@ -240,19 +246,22 @@ class GroupAdmin:
                 config = self._topics.find(topic)
                 if config is None or (only_ordered and not config.order):
                     continue
-                table = self._group_progress(name, topic)
+                table = yield from self._group_progress(name, topic)
                 total_lag += sum(
                     offsets.broker_offset - offsets.consumer_offset for offsets in table.values()
                 )
                 per_s = self._statistics.group_rates(topic, name, 0, now_ms)[0].per_s
-                encoded_topics.append(encode_queue_table(table, consumeTps=per_s))
+                encoded_topics.append(
+                    (yield from encode_queue_table_in_slices(table, consumeTps=per_s))
+                )
             groups.append((name, encoded_topics))
+            yield
         body = encode_broker_consume_stats(groups, address=self._address, total_diff=total_lag)
         channel.respond(request, body=body)
 
     def get_consume_time_spans(
         self, channel: Channel, request: Request[TopicGroupHeader], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         name, group = request.head.fields.topic, request.head.fields.group
         topic = self._topics.get(name)
         spans = []
@@ -270,9 +279,12 @@ class GroupAdmin:
                     delay_time=max(0, now_ms - waiting_ms),
                 )
             )
+            yield
         channel.respond(request, body=encode_body(TimeSpans(consume_time_span_set=spans)))
 
-    def _group_progress(self, group: str, name: str) -> dict[QueueName, ConsumeOffset]:
+    def _group_progress(
+        self, group: str, name: str
+    ) -> SlicedResult[dict[QueueName, ConsumeOffset]]:
         topic = self._topics.find(name)
         progress = {}
         for queue in self._queues(name, 0 if topic is None else topic.read_queue_nums):
@@ -283,6 +295,7 @@ class GroupAdmin:
                 pull_offset=offset,
                 last_timestamp=self._stored_ms(name, queue.queue_id, offset - 1),
             )
+            yield
         return progress
 
     def _topics_of(self, group: str) -> list[str]:
@@ -375,7 +388,9 @@ class OffsetAdmin:
             Handler(code.QUERY_CONSUME_QUEUE, self.list_queue_entries),
         ]
 
-    def reset_offsets(self, channel: Channel, request: Request[ResetOffset], now_ms: int) -> None:
+    def reset_offsets(
+        self, channel: Channel, request: Request[ResetOffset], now_ms: int
+    ) -> SlicedWork:
         fields = request.head.fields
         check_offsets_are_open(fields.topic, fields.group)
         topic = self._topics.get(fields.topic)
@@ -388,7 +403,10 @@ class OffsetAdmin:
             )
         has_queue = fields.queue_id >= 0  # otherwise all queues are reset
         queue_ids = [fields.queue_id] if has_queue else range(topic.read_queue_nums)
-        targets = {queue_id: self._target_offset(fields, queue_id) for queue_id in queue_ids}
+        targets: dict[int, int] = {}
+        for queue_id in queue_ids:
+            targets[queue_id] = self._target_offset(fields, queue_id)
+            yield
         is_connected = self._consumers.find(fields.group) is not None
         with saved_offsets(self._offsets, self._save_offsets):
             for queue_id, offset in targets.items():
@@ -401,8 +419,9 @@ class OffsetAdmin:
         table = {
             self._queue_name(fields.topic, queue_id): offset for queue_id, offset in targets.items()
         }
-        self._notify_members(fields, table)
-        channel.respond(request, body=encode_queue_table(table))
+        java_body = yield from encode_queue_table_in_slices(table)
+        self._notify_members(fields, table, java_body)
+        channel.respond(request, body=java_body)
 
     def _target_offset(self, fields: ResetOffset, queue_id: int) -> int:
         store, topic = self._store, fields.topic
@@ -422,12 +441,13 @@ class OffsetAdmin:
             return min(target, committed)  # without force, a reset only goes back
         return target
 
-    def _notify_members(self, fields: ResetOffset, table: dict[QueueName, int]) -> None:
+    def _notify_members(
+        self, fields: ResetOffset, table: dict[QueueName, int], java_body: bytes
+    ) -> None:
         header = ResetConsumerOffset(
             topic=fields.topic, group=fields.group, timestamp=fields.timestamp, is_force=True
         )
         # C++ clients cannot parse a JSON object whose keys are objects, so they get a list.
-        java_body = encode_queue_table(table)
         cpp_offsets = CppResetOffsets(
             offset_table=[
                 CppQueueOffset(
@@ -439,12 +459,11 @@ class OffsetAdmin:
                 for queue, offset in table.items()
             ]
         )
+        cpp_body = encode_body(cpp_offsets)
         for member in self._consumers.members(fields.group):
             is_cpp = member.client.language == LanguageName.CPP
             member.client.channel.send_oneway(
-                RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-                header,
-                encode_body(cpp_offsets) if is_cpp else java_body,
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, cpp_body if is_cpp else java_body
             )
 
     def clone_offsets(
@@ -468,7 +487,7 @@ class OffsetAdmin:
     ) -> None:
         """List the entries of a queue, and whether each matches the subscription of a group."""
         fields = request.head.fields
-        if (fields.topic, fields.queue_id) not in self._store.queues():
+        if not self._store.has_queue(fields.topic, fields.queue_id):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
                 f"topic {_truncate(fields.topic)} has no queue {fields.queue_id}",

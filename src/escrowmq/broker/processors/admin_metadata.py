@@ -36,7 +36,7 @@ from escrowmq.errors import BrokenBody, RequestRefused, StoreError
 from escrowmq.message.names import is_closed_group, is_closed_topic, is_system_group
 from escrowmq.message.topic_config import TopicConfig
 from escrowmq.parsing import parse_lenient_json
-from escrowmq.remoting.bodies import JsonBody, TopicList, encode_body
+from escrowmq.remoting.bodies import LENIENT_BODY_BYTES_MAX, JsonBody, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers_admin import (
@@ -208,6 +208,10 @@ class MetadataAdmin:
     # --- groups ----------------------------------------------------------------------------------
 
     def create_group(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
+        if len(request.body) > LENIENT_BODY_BYTES_MAX:
+            raise BrokenBody(
+                f"the group has {len(request.body)} bytes, the limit is {LENIENT_BODY_BYTES_MAX}"
+            )
         try:
             config = msgspec.convert(parse_lenient_json(request.body), GroupConfig, strict=False)
         except (BrokenBody, msgspec.ValidationError, RecursionError) as error:

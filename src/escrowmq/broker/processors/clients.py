@@ -7,7 +7,7 @@ them are notified and rebalance. `consume/members.py` holds the groups and locks
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from escrowmq.broker.closed_names import check_group_is_open
@@ -38,16 +38,20 @@ from escrowmq.remoting.bodies import (
     Heartbeat,
     LockBatch,
     LockBatchResponse,
-    decode_body,
+    QueueName,
+    decode_heartbeat,
+    decode_request_body,
     encode_body,
 )
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ConsumerGroupHeader, HeartbeatResponse, UnregisterClient
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedWork, SliceScheduler
 
 log = logging.getLogger(__name__)
 
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that a log line repeats
+QUEUES_PER_SLICE: Final = 128  # of a request to lock or unlock
 
 
 class ClientProcessor:
@@ -61,6 +65,7 @@ class ClientProcessor:
         *,
         on_producer_joined: Callable[[str, int], None] = lambda group, now_ms: None,
         allows_sql: bool = False,
+        background_work: SliceScheduler,
     ) -> None:
         self._topics = topics
         self._groups = groups
@@ -69,6 +74,8 @@ class ClientProcessor:
         self._locks = locks
         self._on_producer_joined = on_producer_joined
         self.allows_sql = allows_sql
+        self._background_work = background_work
+        self._changed_groups: dict[str, None] = {}  # whose members are not notified yet
 
     def handlers(self) -> list[Handler]:
         code, permissions = RequestCode, RequestPermissions
@@ -81,8 +88,8 @@ class ClientProcessor:
             Handler(code.UNLOCK_BATCH_MQ, self.unlock, permissions.lock),
         ]
 
-    def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        heartbeat = decode_body(Heartbeat, request.body)
+    def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        heartbeat = decode_heartbeat(request.body)
         client = GroupClient(
             client_id=heartbeat.client_id,
             channel=channel,
@@ -94,8 +101,10 @@ class ClientProcessor:
         for producer in heartbeat.producer_data_set:
             if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
                 self._on_producer_joined(producer.group_name, now_ms)
+            yield
         for consumer in heartbeat.consumer_data_set:
             needs_subscriptions = self._register_consumer(heartbeat, consumer, client, now_ms)
+            yield
         header = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=needs_subscriptions)
         channel.respond(request, header)
 
@@ -141,7 +150,7 @@ class ClientProcessor:
 
     def check_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         """Check the subscription of a consumer that starts. Raise InvalidSubscription."""
-        entry = decode_body(CheckClientConfig, request.body).subscription_data
+        entry = decode_request_body(CheckClientConfig, request.body).subscription_data
         expression_type = entry.expression_type or TAG
         if expression_type != TAG:
             if not self.allows_sql:
@@ -160,23 +169,26 @@ class ClientProcessor:
             )
         channel.respond(request, body=encode_body(ConsumerList(consumer_id_list=ids)))
 
-    def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        batch = decode_body(LockBatch, request.body)
+    def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        batch = decode_request_body(LockBatch, request.body)
         check_group_is_open(batch.consumer_group)
         _check_length("clientId", batch.client_id)
         self._groups.require(batch.consumer_group, now_ms=now_ms)
-        # Only queues that exist: a client could make up any number of others.
-        queues = [
-            (queue.topic, queue.queue_id)
-            for queue in batch.mq_set
-            if self._has_queue(queue.topic, queue.queue_id)
-        ]
-        granted = set(
-            self._locks.lock(
-                batch.consumer_group, batch.client_id, queues, now_ms=now_ms, channel=channel
+        locked: list[QueueName] = []
+        for part in _parts(batch.mq_set):
+            # Only queues that exist: a client could make up any number of others.
+            queues = [
+                (queue.topic, queue.queue_id)
+                for queue in part
+                if self._has_queue(queue.topic, queue.queue_id)
+            ]
+            granted = set(
+                self._locks.lock(
+                    batch.consumer_group, batch.client_id, queues, now_ms=now_ms, channel=channel
+                )
             )
-        )
-        locked = [queue for queue in batch.mq_set if (queue.topic, queue.queue_id) in granted]
+            locked += [queue for queue in part if (queue.topic, queue.queue_id) in granted]
+            yield
         channel.respond(request, body=encode_body(LockBatchResponse(locked=locked)))
 
     def _has_queue(self, topic: str, queue_id: int) -> bool:
@@ -185,11 +197,13 @@ class ClientProcessor:
             config.read_queue_nums, config.write_queue_nums
         )
 
-    def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        batch = decode_body(LockBatch, request.body)
+    def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        batch = decode_request_body(LockBatch, request.body)
         check_group_is_open(batch.consumer_group)
-        queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
-        self._locks.unlock(batch.consumer_group, batch.client_id, queues)
+        for part in _parts(batch.mq_set):
+            queues = [(queue.topic, queue.queue_id) for queue in part]
+            self._locks.unlock(batch.consumer_group, batch.client_id, queues)
+            yield
         channel.respond(request)
 
     # --- without a request -----------------------------------------------------------------------
@@ -208,11 +222,31 @@ class ClientProcessor:
             self._notify(group)
 
     def _notify(self, group: str) -> None:
-        """Tell the members of a group to rebalance."""
-        for channel in self._consumers.channels_to_notify(group):
-            channel.send_oneway(
-                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupHeader(consumer_group=group)
-            )
+        """Let the members of a group be told to rebalance.
+
+        In slices, and once for all changes of a turn: a group may have very many members.
+        """
+        if not self._changed_groups:
+            self._background_work.add(self._notify_members())
+        self._changed_groups[group] = None
+
+    def _notify_members(self) -> SlicedWork:
+        while self._changed_groups:
+            group = next(iter(self._changed_groups))
+            del self._changed_groups[group]
+            header = ConsumerGroupHeader(consumer_group=group)
+            # Several members may share a connection.
+            for channel in dict.fromkeys(self._consumers.channels_to_notify(group)):
+                try:
+                    channel.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+                except Exception:  # the other members have to know
+                    log.exception("member not notified peer=%s", channel.address)
+                yield
+
+
+def _parts(queues: list[QueueName]) -> Iterator[list[QueueName]]:
+    for begin in range(0, len(queues), QUEUES_PER_SLICE):
+        yield queues[begin : begin + QUEUES_PER_SLICE]
 
 
 def _check_names(heartbeat: Heartbeat) -> None:

@@ -4,20 +4,20 @@
                                                              --> nothing yet: hold
     messages_arrived(), expire() --> read once more --> respond, whatever the result
 
-A held pull keeps what its response needs, and nothing else of its request. Pulls are woken in
-slices, a part of them in each turn: one message may wake very many.
+A held pull keeps what its response needs, and nothing else of its request.
 
 `consume/pull.py` decides what a pull may read and how its result is named, and
-`consume/long_polling.py` keeps the held pulls.
+`consume/long_polling.py` keeps the held pulls. Held pulls are responded to in slices: one message
+may wake a hundred thousand of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from escrowmq.broker.closed_names import check_offsets_are_open
-from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_failure
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.client_memory import ClientMemory
@@ -47,11 +47,16 @@ from escrowmq.message.record import QueueOffset
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request, request_for_response
+from escrowmq.sliced_work import SLICE_S, SlicedWork, SliceScheduler
 from escrowmq.store.store import MessageStore
 
-WOKEN_PER_TURN_MAX: Final = 512  # held pulls that are compared with new messages, or expire
+# New messages of one queue that are compared with the filters of the pulls that wait for them. If
+# there are more, or longer ones, every pull is woken: the read that follows applies its filter.
+ARRIVALS_MAX: Final = 256
+ARRIVALS_BYTES_MAX: Final = 64 << 10  # of encoded properties
 
 _HeldRequest = tuple[Channel, Request[PullMessage]]
+_Queue = tuple[str, int]  # topic and queue id
 
 
 class PullProcessor:
@@ -67,8 +72,17 @@ class PullProcessor:
         *,
         broker_permission: int,
         memory: ClientMemory | None = None,
+        background_work: SliceScheduler,
+        elapsed_s: Callable[[], float],
     ) -> None:
         self._store = store
+        self._background_work = background_work
+        self._elapsed_s = elapsed_s
+        # What arrived in queues whose pulls are not woken yet: the messages, and the queue offset
+        # behind them. Without messages, too many arrived.
+        self._arrivals: dict[_Queue, tuple[list[Arrival] | None, int]] = {}
+        self._waking_queues: set[_Queue] = set()
+        self._is_expiring = False
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
@@ -108,13 +122,13 @@ class PullProcessor:
             return
         self._read(channel, request, message_filter, now_ms, is_first_read=True)
 
-    def messages_arrived(self, records: Sequence[Appendable], now_ms: int) -> None:
-        """Respond to the held pulls that match new messages."""
+    def messages_arrived(self, records: Sequence[Appendable]) -> None:
+        """Let the held pulls that match new messages be responded to, in slices."""
         if not len(self._long_polls):
             return
         # The tags code is computed only for queues on which a pull is held: every append passes
         # here, and most have no waiting consumer.
-        arrivals_by_queue: dict[tuple[str, int], list[Arrival]] = {}
+        arrivals_by_queue: dict[_Queue, list[Arrival]] = {}
         for record in records:
             queue = record.topic, record.queue_id
             if self._long_polls.has_pulls(*queue) and has_queue_entry(record.sys_flag):
@@ -124,32 +138,57 @@ class PullProcessor:
                     continue
                 tags_code, _ = tags_and_keys(record.topic, record.properties)
                 arrivals.append((tags_code, record.properties))
-        for (topic, queue_id), arrivals in arrivals_by_queue.items():
-            end = self._store.max_offset(topic, queue_id)
-            self._long_polls.arrived(topic, queue_id, end, arrivals)
-        self.wake_pulls(now_ms)
+        for queue, arrivals in arrivals_by_queue.items():
+            self._add_arrivals(queue, arrivals)
 
-    def wake_pulls(self, now_ms: int) -> bool:
-        """Respond to a slice of the held pulls that match new messages.
+    def _add_arrivals(self, queue: _Queue, arrivals: list[Arrival]) -> None:
+        known, end = arrivals, int(self._store.max_offset(*queue))
+        earlier, earlier_end = self._arrivals.get(queue, ([], end - len(arrivals)))
+        is_gapless = earlier is not None and earlier_end + len(arrivals) == end
+        if earlier is not None and is_gapless:
+            known = earlier + arrivals
+        is_too_much = (
+            len(known) > ARRIVALS_MAX
+            or sum(len(properties) for _, properties in known) > ARRIVALS_BYTES_MAX
+        )
+        self._arrivals[queue] = None if is_too_much or not is_gapless else known, end
+        if queue not in self._waking_queues:
+            self._waking_queues.add(queue)
+            self._background_work.add(self._wake_pulls(queue))
 
-        Return whether there are more; call this again in the next turn then.
-        """
-        for pull in self._long_polls.take_ready(WOKEN_PER_TURN_MAX):
-            self._read_held(pull, now_ms)
-        return self._long_polls.has_wakeups
+    def _wake_pulls(self, queue: _Queue) -> SlicedWork:
+        """Respond to the pulls of a queue until no new messages have arrived in it meanwhile."""
+        try:
+            while queue in self._arrivals:
+                arrivals, end = self._arrivals.pop(queue)
+                for pull in self._long_polls.release_ready(*queue, end, arrivals):
+                    if pull is not None:
+                        self._read_held(pull)
+                    yield
+        finally:
+            self._waking_queues.discard(queue)
 
     def expire(self, now_ms: int) -> None:
-        """Respond to the held pulls whose time is over; if they are many, to a part of them."""
-        for pull in self._long_polls.expire(now_ms, WOKEN_PER_TURN_MAX):
-            self._read_held(pull, now_ms)
+        """Let the held pulls whose time is over be responded to, in slices."""
+        if not self._is_expiring:
+            self._is_expiring = True
+            self._background_work.add(self._expire_pulls(now_ms))
+
+    def _expire_pulls(self, now_ms: int) -> SlicedWork:
+        try:
+            for pull in self._long_polls.release_expired(now_ms):
+                self._read_held(pull)
+                yield
+        finally:
+            self._is_expiring = False
 
     def channel_closed(self, channel: Channel) -> None:
         self._long_polls.channel_closed(channel)
 
-    def release_all(self, now_ms: int) -> None:
+    def release_all(self) -> None:
         """Respond to all held pulls, because the broker stops."""
         for pull in self._long_polls.release_all():
-            self._read_held(pull, now_ms)
+            self._read_held(pull)
 
     @property
     def held_count(self) -> int:
@@ -205,6 +244,9 @@ class PullProcessor:
             count_max=limits.count_max,
             bytes_max=limits.bytes_max,
             message_filter=message_filter,
+            is_over=None
+            if message_filter.matches_properties is None
+            else self._is_over_after(SLICE_S),
         )
         code, remark = pull_result(queue_read.status, fields.queue_offset)
         if code != SUCCESS and is_first_read:
@@ -254,13 +296,16 @@ class PullProcessor:
             )
         )
 
-    def _read_held(self, pull: HeldPull[_HeldRequest], now_ms: int) -> None:
+    def _read_held(self, pull: HeldPull[_HeldRequest]) -> None:
         channel, request = pull.payload
-        if channel.can_send:
-            self._read(channel, request, pull.message_filter, now_ms, is_first_read=False)
-        else:
-            # The client does not read. It can pull again when it has read this.
-            self._respond_not_found(channel, request)
+        try:
+            if channel.can_send:
+                self._read(channel, request, pull.message_filter, 0, is_first_read=False)
+            else:
+                # The client does not read. It can pull again when it has read this.
+                self._respond_not_found(channel, request)
+        except Exception as error:  # it costs this pull, not the others that wait
+            respond_failure(channel, request, error)
 
     def _respond_not_found(self, channel: Channel, request: Request[PullMessage]) -> None:
         """Respond without messages, as if the time of the pull were over."""
@@ -274,6 +319,12 @@ class PullProcessor:
             code=PULL_NOT_FOUND,
             remark="OFFSET_OVERFLOW_ONE",
         )
+
+    def _is_over_after(self, seconds: float) -> Callable[[], bool]:
+        """Return a function that says whether so much time has passed since now."""
+        elapsed_s = self._elapsed_s
+        end_s = elapsed_s() + seconds
+        return lambda: elapsed_s() >= end_s
 
     def _refuse(
         self, channel: Channel, request: Request[PullMessage], refusal: PullRefusal

@@ -23,6 +23,7 @@ from escrowmq.remoting.headers import (
     ViewMessage,
 )
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.store import MessageStore
 
 UNIQUE_KEY_RESULTS_MAX = 32
@@ -117,10 +118,12 @@ class QueryProcessor:
         stored_ms = self._store.earliest_stored_ms(fields.topic, fields.queue_id)
         channel.respond(request, TimestampResponse(timestamp=stored_ms))
 
-    def query_by_key(self, channel: Channel, request: Request[QueryMessage], now_ms: int) -> None:
+    def query_by_key(
+        self, channel: Channel, request: Request[QueryMessage], now_ms: int
+    ) -> SlicedWork:
         fields = request.head.fields
         count_max = UNIQUE_KEY_RESULTS_MAX if fields.is_unique_key else max(1, fields.max_num)
-        records = self._store.find_by_key(
+        records = yield from self._store.search_by_key(
             fields.topic,
             fields.key,
             count_max=count_max,

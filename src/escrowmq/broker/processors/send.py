@@ -53,6 +53,7 @@ from escrowmq.message.topic_config import PERM_WRITE, TopicConfig
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Body, Request
+from escrowmq.sliced_work import SlicedResult, SlicedWork, run_to_end
 
 _BROKER_PROPERTIES_BYTES: Final = 512  # reserved for what the broker adds
 # So many characters are within every limit, however they are encoded.
@@ -132,8 +133,13 @@ class SendProcessor:
             for code in codes
         ]
 
-    def send(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
-        """Add a message to this turn, or raise RequestRefused."""
+    def send(
+        self, channel: Channel, request: Request[SendMessage], now_ms: int
+    ) -> SlicedWork | None:
+        """Add a message to this turn, or raise RequestRefused.
+
+        A batch is validated in slices: return the work that does so.
+        """
         fields, body = request.head.fields, request.body
         queue_id, text = fields.queue_id, fields.properties
         is_ordinary = (
@@ -145,9 +151,8 @@ class SendProcessor:
         if not is_ordinary or not is_plain(text) or fields.sys_flag & ~CLIENT_SYS_FLAGS:
             if is_ordinary and is_plain_half(text):
                 self._park_plain(channel, request, queue_id, self._added_properties_text, now_ms)
-            else:
-                self._send_validated(channel, request, now_ms)
-            return
+                return None
+            return self._send_validated(channel, request, now_ms)
         added_properties = (
             self._added_properties if text[-1] == "\x02" else self._separated_added_properties
         )
@@ -163,39 +168,57 @@ class SendProcessor:
             fields.reconsume_times,
         )
         self._turn.add_send(channel, request, record, queue_id)
+        return None
 
-    def _send_validated(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
+    def _send_validated(
+        self, channel: Channel, request: Request[SendMessage], now_ms: int
+    ) -> SlicedWork | None:
         """Handle every send that is not plain, or not valid."""
         topic = request.head.fields.topic
         if self._topics.find(topic) is None or topic.startswith(RETRY_PREFIX):
             with self._creations():
-                self._send_special(channel, request, now_ms)
-        else:
-            self._send_special(channel, request, now_ms)
+                work = self._send_special(channel, request, now_ms)
+                if work is not None:
+                    run_to_end(work)  # what it creates is kept or forgotten when it is done
+                return None
+        return self._send_special(channel, request, now_ms)
 
-    def _send_special(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
+    def _send_special(
+        self, channel: Channel, request: Request[SendMessage], now_ms: int
+    ) -> SlicedWork | None:
         fields = request.head.fields
         queue_id = self._choose_queue(fields, now_ms)
         waits_for_flush = "WAIT\x01false" not in fields.properties or not has_wait_false(
             fields.properties
         )
         if fields.batch and "ESCROW_WRITER\x01" in fields.properties:
-            self._park_packed(channel, request, queue_id, now_ms, waits_for_flush)
-            return
+            return self._park_packed(channel, request, queue_id, now_ms, waits_for_flush)
         if fields.batch:
-            records = self._make_batch_records(channel, request, queue_id, now_ms)
-        else:
-            record = self._make_record(channel, request, queue_id, now_ms)
-            is_special = has_special_properties(fields.properties)
-            if is_special and _is_half(record):
-                # The delay begins with the commit. Refuse one that is not served now.
-                self._redirect(record, now_ms)
-                self._park(channel, request, record, now_ms, waits_for_flush, 0)
-                return
-            check_is_visible(record, fields.sys_flag)
-            if is_special:
-                record = self._redirect(record, now_ms)
-            records = [record]
+            return self._send_batch(channel, request, queue_id, now_ms, waits_for_flush)
+        record = self._make_record(channel, request, queue_id, now_ms)
+        is_special = has_special_properties(fields.properties)
+        if is_special and _is_half(record):
+            # The delay begins with the commit. Refuse one that is not served now.
+            self._redirect(record, now_ms)
+            self._park(channel, request, record, now_ms, waits_for_flush, 0)
+            return None
+        check_is_visible(record, fields.sys_flag)
+        if is_special:
+            record = self._redirect(record, now_ms)
+        self._turn.add_send_records(
+            channel, request, [record], queue_id, waits_for_flush=waits_for_flush
+        )
+        return None
+
+    def _send_batch(
+        self,
+        channel: Channel,
+        request: Request[SendMessage],
+        queue_id: int,
+        now_ms: int,
+        waits_for_flush: bool,
+    ) -> SlicedWork:
+        records = yield from self._make_batch_records(channel, request, queue_id, now_ms)
         self._turn.add_send_records(
             channel, request, records, queue_id, waits_for_flush=waits_for_flush
         )
@@ -292,7 +315,7 @@ class SendProcessor:
 
     def _make_batch_records(
         self, channel: Channel, request: Request[SendMessage], queue_id: int, now_ms: int
-    ) -> Sequence[Appendable]:
+    ) -> SlicedResult[Sequence[Appendable]]:
         fields = request.head.fields
         if fields.topic.startswith(RETRY_PREFIX) or fields.sys_flag & TRANSACTION_MASK:
             raise RequestRefused(
@@ -308,8 +331,9 @@ class SendProcessor:
         if bulk is not None:
             added = self._added_properties
             return [bulk.to_run(topic, queue_id, added, sys_flag, born_ms, born_host, times)]
-        return [
-            NewRecord(
+        records = []
+        for item in _decode_items(request.body):
+            record = NewRecord(
                 topic,
                 queue_id,
                 item.body,  # type: ignore[arg-type]  # a view, as for a single message
@@ -320,8 +344,9 @@ class SendProcessor:
                 born_host,
                 times,
             )
-            for item in _decode_items(request.body)
-        ]
+            records.append(record)
+            yield
+        return records
 
     def _make_batch_properties(self, encoded_properties: bytes, now_ms: int) -> bytes:
         """Encode the properties of one message of a batch.
@@ -343,7 +368,7 @@ class SendProcessor:
         queue_id: int,
         now_ms: int,
         waits_for_flush: bool,
-    ) -> None:
+    ) -> SlicedWork:
         """Park many messages of a writer as one half.
 
         Validate each of them now: after the decision it would be too late to refuse one.
@@ -358,8 +383,10 @@ class SendProcessor:
         if bulk is not None:
             keys = bulk.keys
         else:
-            items = _decode_items(request.body)
-            keys = [self._check_batch_item(item.properties, record, now_ms) for item in items]
+            items, keys = _decode_items(request.body), []
+            for item in items:
+                keys.append(self._check_batch_item(item.properties, record, now_ms))
+                yield
             record = _without_broker_properties(record, items)
         if len(set(keys)) != len(keys):
             raise RequestRefused(

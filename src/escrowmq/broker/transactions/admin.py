@@ -46,6 +46,7 @@ from escrowmq.remoting.headers import (
     TransactionHeader,
 )
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedResult, SlicedWork
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class TransactionAdmin:
 
     def list_transactions(
         self, channel: Channel, request: Request[ListTransactions], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         if fields.count_max < 1:
             raise RequestRefused(
@@ -102,9 +103,9 @@ class TransactionAdmin:
                 f"countMax is {fields.count_max}, and must be 1 or more",
             )
         if fields.state in _STRANDED_BY_PENDING_STATE:
-            page = self._list_pending(fields, now_ms)
+            page = yield from self._list_pending(fields, now_ms)
         elif fields.state in _DECIDED_STATES:
-            page = self._list_decided(fields, _DECIDED_STATES[fields.state], now_ms)
+            page = yield from self._list_decided(fields, _DECIDED_STATES[fields.state], now_ms)
         else:
             states = ", ".join(state.text for state in TransactionState)
             raise RequestRefused(
@@ -113,7 +114,7 @@ class TransactionAdmin:
             )
         channel.respond(request, body=encode_body(page))
 
-    def _list_pending(self, fields: ListTransactions, now_ms: int) -> TransactionList:
+    def _list_pending(self, fields: ListTransactions, now_ms: int) -> SlicedResult[TransactionList]:
         """Return undecided transactions in the order of the half queue, after `fields.after`."""
         coordinator, matches = self._coordinator, _matcher(fields, now_ms)
         states = coordinator.states
@@ -133,13 +134,14 @@ class TransactionAdmin:
             ):
                 entries.append(self._history_reader.make_entry(half))
             queue_offset = states.first_undecided(queue_offset + 1)
+            yield
         more = queue_offset < states.next_offset
         next_after = queue_offset - 1 if more else -1
         return TransactionList(transactions=entries, more=more, next_after=next_after)
 
     def _list_decided(
         self, fields: ListTransactions, state: TransactionState, now_ms: int
-    ) -> TransactionList:
+    ) -> SlicedResult[TransactionList]:
         """Return decided transactions, the newest first, from before `fields.after` on."""
         states, matches = self._coordinator.states, _matcher(fields, now_ms)
         count_max = min(fields.count_max, PAGE_ENTRIES_MAX)
@@ -156,6 +158,7 @@ class TransactionAdmin:
                 or lookups >= PAGE_LOOKUPS_MAX
             ):
                 break
+            yield
             queue_offset -= 1
             scanned += 1
             if states.get(queue_offset) is not state:

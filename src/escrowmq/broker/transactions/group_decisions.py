@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,8 +24,9 @@ from escrowmq.broker.dispatch import (
     FRAME_BODY_BYTES_MAX,
     Channel,
     Handler,
+    HandlerFunction,
     RequestPermissions,
-    respond_error,
+    respond_failure,
 )
 from escrowmq.broker.transactions.end import END_ERRORS, EndProcessor
 from escrowmq.broker.turn import Turn
@@ -40,10 +41,10 @@ from escrowmq.message.record import NewRecord
 from escrowmq.message.transaction import STATE_BY_VERDICT, Verdict
 from escrowmq.remoting.bodies import (
     BatchWinners,
-    HalfPositions,
     WinningAttempt,
     WriterState,
-    decode_body,
+    decode_half_positions,
+    decode_request_body,
     encode_body,
 )
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -56,10 +57,12 @@ from escrowmq.remoting.headers import (
     WriterHeader,
 )
 from escrowmq.remoting.requests import Request, request_for_response
+from escrowmq.sliced_work import SlicedWork, SliceScheduler
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.store import MessageStore
 
 _VERDICTS = {verdict.value: verdict for verdict in (Verdict.COMMIT, Verdict.ROLLBACK)}
+PIECES_PER_TURN_MAX: Final = 2
 CodeCallback = Callable[[int], None]
 GroupResult = GroupDecision | AlreadyDecided | InProgress
 
@@ -71,11 +74,13 @@ class GroupDecisions:
         turn: Turn,
         transactions: EndProcessor,
         messages_arrived: Callable[[Sequence[Appendable]], None],
+        background_work: SliceScheduler,
     ) -> None:
         self.coordinator = transactions.coordinator
         self._store = store
         self._turn = turn
         self._messages_arrived = messages_arrived
+        self._background_work = background_work
         self._unfinished: deque[_UnfinishedDecision] = deque()
         self._is_blocked = False  # a piece could not be stored; `tick` allows another attempt
 
@@ -104,17 +109,17 @@ class GroupDecisions:
 
     def end_transactions(
         self, channel: Channel, request: Request[EndTransactions], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
-        positions = decode_body(HalfPositions, request.body).halves
+        positions = decode_half_positions(request.body)
         if verdict is None or not positions or len(positions) > DECISION_HALVES_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
                 f"commitOrRollback must be 8 or 12 and the body must name 1 to "
                 f"{DECISION_HALVES_MAX} half messages",
             )
-        result = self.coordinator.decide_many(
+        result = yield from self.coordinator.decide_many(
             positions,
             verdict,
             group=fields.producer_group,
@@ -150,15 +155,17 @@ class GroupDecisions:
         result = self.coordinator.register_writer(name, run, fields.fence, now_ms=now_ms)
         self._append_and_respond(name, result, self.register_writer, channel, request, now_ms)
 
-    def decide_batch(self, channel: Channel, request: Request[DecideBatch], now_ms: int) -> None:
-        fields, body = request.head.fields, decode_body(BatchWinners, request.body)
+    def decide_batch(
+        self, channel: Channel, request: Request[DecideBatch], now_ms: int
+    ) -> SlicedWork:
+        fields, body = request.head.fields, decode_request_body(BatchWinners, request.body)
         name = _check_writer_name(fields.writer)
         if fields.batch < 0:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"batch is {fields.batch}; batches count from 0"
             )
         winners = [Winner(winner.attempt, winner.count) for winner in body.winners]
-        result = self.coordinator.decide_batch(
+        result = yield from self.coordinator.decide_batch(
             name,
             fields.batch,
             fields.fence,
@@ -191,7 +198,7 @@ class GroupDecisions:
         self,
         name: str,
         result: GroupResult,
-        handler: Callable[[Channel, Request[Any], int], None],
+        handler: HandlerFunction,
         channel: Channel,
         request: Request[Any],
         now_ms: int,
@@ -212,20 +219,22 @@ class GroupDecisions:
 
     def _retry_after_turn(
         self,
-        handler: Callable[[Channel, Request[Any], int], None],
+        handler: HandlerFunction,
         channel: Channel,
         request: Request[Any],
         now_ms: int,
     ) -> None:
         """Handle a request again, because another one is deciding a half or using a queue of it."""
 
-        def retry(code: int, _: Sequence[AppendResult]) -> None:
+        def work() -> SlicedWork:
             try:
-                handler(channel, request, now_ms)
+                remaining = handler(channel, request, now_ms)
+                if remaining is not None:
+                    yield from remaining
             except EscrowError as error:
-                respond_error(channel, request, error, END_ERRORS)
+                respond_failure(channel, request, error, END_ERRORS)
 
-        self._turn.add_records([], retry)
+        self._turn.add_records([], lambda code, _: self._background_work.add(work()))
 
     # --- pieces ----------------------------------------------------------------------------------
 
@@ -239,8 +248,9 @@ class GroupDecisions:
         return bool(self._unfinished) and not self._is_blocked
 
     def end_turn(self, now_ms: int) -> None:
-        """Add the next piece of every unfinished decision to the turn."""
-        for _ in range(len(self._unfinished) if self.has_pending_pieces else 0):
+        """Add the next piece of some unfinished decisions to the turn, in turn."""
+        count = len(self._unfinished) if self.has_pending_pieces else 0
+        for _ in range(min(count, PIECES_PER_TURN_MAX)):
             self._append_piece(self._unfinished.popleft(), now_ms)
 
     def _append(

@@ -31,7 +31,7 @@ from escrowmq.errors import (
 )
 from escrowmq.message import names
 from escrowmq.message import record as sysflag
-from escrowmq.message.batch import BatchItem, encode_batch
+from escrowmq.message.batch import BATCH_MESSAGES_MAX, BatchItem, encode_batch
 from escrowmq.message.compression import compress_body
 from escrowmq.message.keys import java_hash
 from escrowmq.message.names import (
@@ -444,12 +444,15 @@ def batch_entries(
 
 
 def split_batch(entries: Sequence[BatchEntry], bytes_max: int) -> Iterator[list[BatchEntry]]:
-    """Split a batch into requests of at most `bytes_max`, in order. A longer message goes alone."""
+    """Split a batch into requests of at most `bytes_max`, in order. A longer message goes alone.
+
+    Brokers accept a limited number of messages in one request, too.
+    """
     chunk: list[BatchEntry] = []
     chunk_bytes = 0
     for entry in entries:
         size = _ITEM_OVERHEAD_BYTES + len(entry[1].body) + len(entry[1].properties)
-        if chunk and chunk_bytes + size > bytes_max:
+        if chunk and (chunk_bytes + size > bytes_max or len(chunk) >= BATCH_MESSAGES_MAX):
             yield chunk
             chunk, chunk_bytes = [], 0
         chunk.append(entry)

@@ -57,6 +57,10 @@ ValueGetter = Callable[[Properties], Any]  # returns a string, a number, a boole
 
 # Evaluation recurses once per level of the tree, so a deep tree could exhaust Python's stack.
 DEPTH_MAX: Final = 200
+# In comparisons: an evaluation takes a fraction of a millisecond.
+COST_MAX: Final = 2_000
+TEXT_SEARCH_COST: Final = 10
+NUMBER_LENGTH_MAX: Final = 1_000  # characters; a property that is longer is no number here
 
 
 class CompiledFilter:
@@ -98,6 +102,7 @@ class _Compiler:
             case InList(PropertyRef(name), texts, is_negated):
                 return _in_list(name, texts, is_negated)
             case TextSearch():
+                self._count_node(depth, cost=TEXT_SEARCH_COST - 1)
                 return self._text_search(node, depth)
             case Not(operand):
                 return _not(self.compile_condition(operand, depth + 1))
@@ -106,8 +111,12 @@ class _Compiler:
             case Or(parts):
                 return _any([self.compile_condition(part, depth + 1) for part in parts])
 
-    def _count_node(self, depth: int) -> None:
-        self.node_count += 1
+    def _count_node(self, depth: int, cost: int = 1) -> None:
+        self.node_count += cost
+        if self.node_count > COST_MAX:
+            raise InvalidExpression(
+                1, f"more than {COST_MAX} conditions; one that searches in a text counts as ten"
+            )
         if depth > DEPTH_MAX:
             raise InvalidExpression(1, f"operators are nested more than {DEPTH_MAX} deep")
 
@@ -294,6 +303,8 @@ def to_long(text: str) -> int:
 
 def to_double(text: str) -> float:
     """Parse like Double.parseDouble. Raises NotComparable."""
+    if len(text) > NUMBER_LENGTH_MAX:
+        raise NotComparable
     match = _DOUBLE.fullmatch(text.strip(_JAVA_WHITESPACE))
     if match is None:
         raise NotComparable

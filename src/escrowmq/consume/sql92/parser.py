@@ -64,6 +64,10 @@ class Token:
                 return self.value
 
 
+# Parsing and compiling so many takes some ten milliseconds, for which all other clients wait.
+TOKENS_MAX: Final = 4_096
+
+
 def tokenize(expression: str) -> list[Token]:
     """Split an expression into tokens; the last has the kind "end". Raises InvalidExpression."""
     tokens: list[Token] = []
@@ -72,6 +76,8 @@ def tokenize(expression: str) -> list[Token]:
         match = _TOKEN.match(expression, begin)
         if match is None:
             raise InvalidExpression(begin + 1, _describe_invalid_character(expression[begin]))
+        if len(tokens) >= TOKENS_MAX:
+            raise InvalidExpression(begin + 1, f"more than {TOKENS_MAX} words, values and signs")
         if match.lastgroup != "space":
             tokens.append(_make_token(str(match.lastgroup), match.group(), begin + 1))
         begin = match.end()

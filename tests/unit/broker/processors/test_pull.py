@@ -10,11 +10,13 @@ import pytest
 from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.pull import PullProcessor
+from escrowmq.clock import ManualClock
 from escrowmq.config import BrokerConfig, ConsumeConfig
 from escrowmq.consume.members import ConsumerGroups, ConsumerGroupSettings, GroupClient
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.subscription import parse_subscription
 from escrowmq.message.topic_config import TopicConfig
+from escrowmq.sliced_work import SliceScheduler
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
@@ -35,6 +37,8 @@ class Bench:
         self.groups = SubscriptionGroups(groups_file(disk), auto_create=auto_create)
         self.connected = ConsumerGroups[Channel]()
         self.offsets = ConsumerOffsets()
+        self.clock = ManualClock()
+        self.background_work = SliceScheduler(self.clock.elapsed_s)
         self.pulls = PullProcessor(
             self.store,
             self.topics,
@@ -43,6 +47,8 @@ class Bench:
             self.offsets,
             config or ConsumeConfig(),
             broker_permission=permission,
+            background_work=self.background_work,
+            elapsed_s=self.clock.elapsed_s,
         )
         self.channel = FakeChannel()
         self.topics.ensure("T", queue_count=2, now_ms=NOW_MS)
@@ -58,7 +64,12 @@ class Bench:
             sample(topic="T", queue_id=queue_id, body=body, properties=tags) for body in messages
         ]
         self.store.append(records, now_ms=NOW_MS)
-        self.pulls.messages_arrived(records, NOW_MS)
+        self.pulls.messages_arrived(records)
+        self.background_work.run_turn()
+
+    def expire(self, now_ms: int) -> None:
+        self.pulls.expire(now_ms)
+        self.background_work.run_turn()
 
 
 @pytest.fixture
@@ -186,15 +197,15 @@ def test_a_pull_at_the_end_is_held_until_a_message_arrives(bench: Bench) -> None
     response = bench.channel.response()
     assert (response.code, bodies(response)) == (0, [b"0", b"1"])
     bench.send(b"2")
-    bench.pulls.expire(NOW_MS + 10**6)
+    bench.expire(NOW_MS + 10**6)
     assert bench.channel.responses() == []  # each pull gets one response
 
 
 def test_a_held_pull_ends_exactly_when_its_time_is_over(bench: Bench) -> None:
     bench.pull(suspend_timeout_millis=1000)
-    bench.pulls.expire(NOW_MS + 999)
+    bench.expire(NOW_MS + 999)
     assert bench.channel.responses() == []
-    bench.pulls.expire(NOW_MS + 1000)
+    bench.expire(NOW_MS + 1000)
     response = bench.channel.response()
     assert (response.code, response.ext_fields["nextBeginOffset"]) == (19, "0")
     bench.send(b"0")
@@ -228,7 +239,7 @@ def test_a_pull_that_may_not_be_held_gets_its_response_at_once(
 
 def test_no_pull_is_held_longer_than_two_minutes(bench: Bench) -> None:
     bench.pull(suspend_timeout_millis=2**63 - 1)
-    bench.pulls.expire(NOW_MS + 120_000)
+    bench.expire(NOW_MS + 120_000)
     assert bench.channel.response().code == 19
 
 
@@ -254,7 +265,7 @@ def test_all_held_pulls_get_a_response_when_the_broker_stops(bench: Bench) -> No
     channels = [FakeChannel(str(number)) for number in range(3)]
     for channel in channels:
         bench.pull(channel=channel)
-    bench.pulls.release_all(NOW_MS)
+    bench.pulls.release_all()
     assert [channel.response().code for channel in channels] == [19, 19, 19]
     assert bench.pulls.held_count == 0
 
@@ -264,7 +275,8 @@ def test_a_record_without_queue_entry_releases_no_held_pull(bench: Bench) -> Non
     bench.pull()
     half = sample(topic="T", queue_id=0, sys_flag=4, properties=b"")
     bench.store.append([half], now_ms=NOW_MS)
-    bench.pulls.messages_arrived([half], NOW_MS)
+    bench.pulls.messages_arrived([half])
+    bench.background_work.run_turn()
     assert bench.channel.responses() == []
 
 

@@ -25,6 +25,7 @@ from tests.support.escrows import (
     register_writer_request,
     writer_state,
 )
+from tests.support.sliced import finish
 
 CONFLICT, FENCED = 3701, 3702
 PIECE_BYTES = 1000
@@ -99,9 +100,9 @@ def test_a_group_decision_repeated_in_the_same_turn_is_no_conflict() -> None:
     bench = EscrowBench()
     positions = park_two(bench)
     other = FakeChannel("other")
-    bench.broker.handle(bench.channel, end_many_request(positions, COMMIT), bench.now_ms)
-    bench.broker.handle(other, end_many_request(positions, COMMIT), bench.now_ms)
-    bench.broker.handle(other, end_many_request(positions, ROLLBACK), bench.now_ms)
+    finish(bench.broker.handle(bench.channel, end_many_request(positions, COMMIT), bench.now_ms))
+    finish(bench.broker.handle(other, end_many_request(positions, COMMIT), bench.now_ms))
+    finish(bench.broker.handle(other, end_many_request(positions, ROLLBACK), bench.now_ms))
     bench.turn()
     bench.turn()
     assert bench.channel.response().code == 0
@@ -136,7 +137,9 @@ def test_a_large_group_is_visible_only_when_all_of_it_is_stored() -> None:
 def test_a_large_group_is_completed_by_turns_without_a_tick() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
-    bench.broker.handle(bench.channel, end_many_request(list(positions), COMMIT), bench.now_ms)
+    finish(
+        bench.broker.handle(bench.channel, end_many_request(list(positions), COMMIT), bench.now_ms)
+    )
     turns = 1
     while bench.broker.end_turn(bench.now_ms):
         assert bench.bodies() == []
@@ -250,8 +253,8 @@ def test_an_older_fence_decides_nothing() -> None:
 
 def test_two_registrations_in_one_turn_get_two_fences() -> None:
     bench, other = EscrowBench(), FakeChannel("other")
-    bench.broker.handle(bench.channel, register_writer_request(), bench.now_ms)
-    bench.broker.handle(other, register_writer_request(), bench.now_ms)
+    finish(bench.broker.handle(bench.channel, register_writer_request(), bench.now_ms))
+    finish(bench.broker.handle(other, register_writer_request(), bench.now_ms))
     bench.turn()
     fences = [writer_state(bench.channel.response()).fence, writer_state(other.response()).fence]
     assert fences == [1, 2]
@@ -304,8 +307,8 @@ def test_an_end_and_a_batch_decision_in_one_turn_do_not_both_win() -> None:
     bench, other = EscrowBench(), FakeChannel("other")
     fence = bench.register().fence
     position = bench.park("a0", **attempt(fence=fence))
-    bench.broker.handle(bench.channel, end_request(position, ROLLBACK), bench.now_ms)
-    bench.broker.handle(other, decide_batch_request(0, fence, [("a", 1)]), bench.now_ms)
+    finish(bench.broker.handle(bench.channel, end_request(position, ROLLBACK), bench.now_ms))
+    finish(bench.broker.handle(other, decide_batch_request(0, fence, [("a", 1)]), bench.now_ms))
     bench.turn()
     bench.turn()
     assert bench.channel.response().code == 0
@@ -318,8 +321,8 @@ def test_a_batch_decision_and_an_end_in_one_turn_do_not_both_win() -> None:
     bench, other = EscrowBench(), FakeChannel("other")
     fence = bench.register().fence
     position = bench.park("a0", **attempt(fence=fence))
-    bench.broker.handle(other, decide_batch_request(0, fence, [("a", 1)]), bench.now_ms)
-    bench.broker.handle(bench.channel, end_request(position, ROLLBACK), bench.now_ms)
+    finish(bench.broker.handle(other, decide_batch_request(0, fence, [("a", 1)]), bench.now_ms))
+    finish(bench.broker.handle(bench.channel, end_request(position, ROLLBACK), bench.now_ms))
     bench.turn()
     bench.turn()
     assert bench.channel.response().code == CONFLICT

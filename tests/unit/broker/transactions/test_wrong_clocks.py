@@ -21,6 +21,7 @@ from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import FakeChannel, new_request, send_request
 from tests.support.escrows import SMALL_SEGMENTS
+from tests.support.sliced import finish
 from tests.support.stores import HOST, NOW_MS
 
 DAY_MS = 86_400_000
@@ -62,7 +63,7 @@ class BrokerRuns:
 
     def handle(self, request: object) -> None:
         now_ms = self.steady.now_ms()
-        self.broker.handle(self.channel, request, now_ms)  # type: ignore[arg-type]  # any request
+        finish(self.broker.handle(self.channel, request, now_ms))  # type: ignore[arg-type]  # any
         self.broker.end_turn(now_ms)
 
     def park(self, key: str) -> None:

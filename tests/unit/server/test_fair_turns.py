@@ -1,0 +1,216 @@
+"""A turn is bounded by time, and connections are served in turn, whatever one of them sends.
+
+The clock moves only while a request is handled, so that a test counts requests instead of seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from escrowmq.clock import ManualClock
+from escrowmq.config import NetworkConfig
+from escrowmq.remoting.codes import JSON, RequestCode
+from escrowmq.remoting.frame import encode_frame
+from escrowmq.remoting.requests import Request
+from escrowmq.server.remoting_server import (
+    REQUEST_HEADER_BYTES_MAX,
+    SHARE_EVENTS_MAX,
+    RemotingServer,
+    ServerConnection,
+)
+from escrowmq.sliced_work import SlicedWork
+from tests.support.fake_transport import FakeTransport
+
+
+class CostlyHandler:
+    """Notes every request and lets time pass for it; sliced requests take as many slices."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.handled: list[tuple[str, int]] = []  # address of the connection, opaque
+        self.cost_ms: dict[str, int] = {}
+        self.slices: dict[str, int] = {}
+        self.fails_for: set[str] = set()
+
+    def handle(
+        self, connection: ServerConnection, request: Request[Any], now_ms: int
+    ) -> SlicedWork | None:
+        address = connection.address
+        if address in self.fails_for:
+            raise ValueError("a bug")
+        if address in self.slices:
+            return self._handle_in_slices(connection, request)
+        self._finish(connection, request)
+        return None
+
+    def _handle_in_slices(self, connection: ServerConnection, request: Request[Any]) -> SlicedWork:
+        for _ in range(self.slices[connection.address]):
+            self._clock.advance(ms=1)
+            yield
+        self._finish(connection, request)
+
+    def _finish(self, connection: ServerConnection, request: Request[Any]) -> None:
+        self.handled.append((connection.address, request.head.opaque))
+        self._clock.advance(ms=self.cost_ms.get(connection.address, 0))
+        connection.respond(request)
+
+    def end_turn(self, now_ms: int) -> bool:
+        return False
+
+    def channel_closed(self, connection: ServerConnection) -> None: ...
+
+
+class FairBench:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.handler = CostlyHandler(self.clock)
+        self.server = RemotingServer(self.handler, self.clock, NetworkConfig())
+        self._next_opaque = 0
+
+    def connect(self, port: int) -> tuple[ServerConnection, FakeTransport]:
+        connection, transport = ServerConnection(self.server), FakeTransport(port)
+        connection.connection_made(transport)
+        return connection, transport
+
+    def requests(self, count: int) -> bytes:
+        """Return so many requests, as one chunk of bytes."""
+        frames = []
+        for _ in range(count):
+            self._next_opaque += 1
+            header = b'{"code":%d,"opaque":%d,"extFields":{"topic":"t"}}' % (
+                RequestCode.GET_ROUTEINFO_BY_TOPIC,
+                self._next_opaque,
+            )
+            frames.append(encode_frame(JSON, header))
+        return b"".join(frames)
+
+    def count(self, connection: ServerConnection) -> int:
+        return sum(address == connection.address for address, _ in self.handler.handled)
+
+
+async def test_costly_requests_of_one_connection_do_not_delay_those_of_another() -> None:
+    bench = FairBench()
+    greedy, _ = bench.connect(1)
+    other, _ = bench.connect(2)
+    bench.handler.cost_ms[greedy.address] = 1
+    greedy.data_received(bench.requests(1_000))
+    for turn in range(50):
+        before = bench.count(greedy)
+        other.data_received(bench.requests(1))
+        assert bench.count(other) == turn + 1  # at once
+        bench.server.end_turn()
+        assert bench.count(greedy) - before <= 3
+
+
+async def test_a_connection_that_is_new_in_the_queue_waits_for_one_slice_of_each_other() -> None:
+    bench = FairBench()
+    connections = [bench.connect(port)[0] for port in range(1, 6)]
+    for connection in connections:
+        bench.handler.cost_ms[connection.address] = 1
+        connection.data_received(bench.requests(100))
+    for _ in range(60):
+        counts = [bench.count(connection) for connection in connections]
+        assert max(counts) - min(counts) <= 1
+        bench.server.end_turn()
+
+
+async def test_all_requests_are_handled_in_order_and_then_reading_goes_on() -> None:
+    bench = FairBench()
+    greedy, transport = bench.connect(1)
+    bench.handler.cost_ms[greedy.address] = 1
+    greedy.data_received(bench.requests(100))
+    assert not transport.is_reading()
+    while not transport.is_reading():
+        bench.server.end_turn()
+    assert [opaque for _, opaque in bench.handler.handled] == list(range(1, 101))
+    greedy.data_received(bench.requests(1))
+    assert bench.count(greedy) == 101
+
+
+async def test_the_share_of_a_turn_counts_all_chunks_of_it() -> None:
+    bench = FairBench()
+    greedy, transport = bench.connect(1)
+    for _ in range(3):
+        if transport.is_reading():
+            greedy.data_received(bench.requests(SHARE_EVENTS_MAX - 10))
+    assert bench.count(greedy) == SHARE_EVENTS_MAX
+    bench.server.end_turn()
+    assert transport.is_reading()
+
+
+async def test_new_requests_wait_when_the_turn_has_taken_too_long() -> None:
+    bench = FairBench()
+    connections = [bench.connect(port)[0] for port in range(1, 101)]
+    for connection in connections:
+        bench.handler.cost_ms[connection.address] = 1
+        connection.data_received(bench.requests(1))
+    in_first_turn = len(bench.handler.handled)
+    assert in_first_turn <= 22
+    for _ in range(100):
+        bench.server.end_turn()
+    assert {address for address, _ in bench.handler.handled} == {
+        connection.address for connection in connections
+    }
+
+
+async def test_a_request_in_slices_delays_only_the_requests_behind_it() -> None:
+    bench = FairBench()
+    slow, _ = bench.connect(1)
+    other, _ = bench.connect(2)
+    bench.handler.slices[slow.address] = 50
+    slow.data_received(bench.requests(2))
+    turns = 0
+    while bench.count(slow) < 2:
+        other.data_received(bench.requests(1))
+        turns += 1
+        assert bench.count(other) == turns
+        bench.server.end_turn()
+    assert turns > 20
+    assert [opaque for address, opaque in bench.handler.handled if address == slow.address] == [
+        1,
+        2,
+    ]
+
+
+async def test_a_request_in_slices_is_dropped_when_its_connection_closes() -> None:
+    bench = FairBench()
+    slow, transport = bench.connect(1)
+    bench.handler.slices[slow.address] = 50
+    slow.data_received(bench.requests(2))
+    transport.close()
+    for _ in range(100):
+        bench.server.end_turn()
+    assert bench.count(slow) == 0
+
+
+async def test_a_connection_that_cannot_be_written_to_costs_no_other_its_response() -> None:
+    bench = FairBench()
+    broken, broken_transport = bench.connect(1)
+    other, other_transport = bench.connect(2)
+    broken_transport.fails = True
+    broken.data_received(bench.requests(1))
+    other.data_received(bench.requests(1))
+    bench.server.end_turn()
+    assert broken_transport.is_closing()
+    assert len(other_transport.written) == 1
+
+
+async def test_a_request_that_fails_costs_the_connection_no_other_response() -> None:
+    bench = FairBench()
+    connection, transport = bench.connect(1)
+    bench.handler.fails_for.add(connection.address)
+    connection.data_received(bench.requests(1))
+    bench.handler.fails_for.clear()
+    connection.data_received(bench.requests(1))
+    bench.server.end_turn()
+    assert len(transport.written) == 1
+    assert not transport.is_closing()
+
+
+async def test_a_header_that_is_too_long_closes_the_connection() -> None:
+    bench = FairBench()
+    connection, transport = bench.connect(1)
+    header = b'{"code":105,"opaque":1,"extFields":{"topic":"%b"}}'
+    connection.data_received(encode_frame(JSON, header % (b"t" * REQUEST_HEADER_BYTES_MAX)))
+    assert transport.is_closing()
+    assert not bench.handler.handled
