@@ -324,7 +324,10 @@ class DeliveryProgress:
         self._recover()
 
     def level(self, level: int) -> LevelProgress:
-        return self._levels.setdefault(level, LevelProgress())
+        progress = self._levels.get(level)
+        if progress is None:
+            progress = self._levels[level] = LevelProgress()
+        return progress
 
     def is_delivered(self, position: DelayedPosition) -> bool:
         level, queue_offset = position
@@ -340,8 +343,12 @@ class DeliveryProgress:
         if level == TIMER_LEVEL:
             self.timers.add(queue_offset)
             return
+        progress = self.level(level)
+        if queue_offset == progress.next_offset:
+            progress.next_offset += 1  # almost every message
+            return
         self._pass(level, queue_offset)
-        self.level(level).set_aside.discard(queue_offset)
+        progress.set_aside.discard(queue_offset)
 
     def set_aside(self, position: DelayedPosition) -> None:
         """Let a level go on behind a message that cannot be delivered now."""
