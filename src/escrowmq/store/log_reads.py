@@ -176,7 +176,9 @@ def _has_right_checksum(
     seal = data[end - _SEAL_BYTES : end]
     if seal.startswith(_SEAL_NAME):
         crc = crc32(view[begin : end - _SEAL_BYTES]) & CRC_MASK
-        return seal[9:19] == (b"%010d" % crc)[::-1]
+        return seal[9:] == (b"%010d" % crc)[::-1] + b"\x02"
+    if seal[9:19].isdigit():
+        return False  # perhaps the name is damaged; the plain check finds out
     return crc32(view[body_begin:body_end]) & CRC_MASK == body_crc
 
 
