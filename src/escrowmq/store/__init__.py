@@ -32,6 +32,8 @@ Modules in reading order:
     recovery.py       open a directory after a crash
     commit_log.py     segments, batches of records, flushes (message/record.py: the record itself)
     consume_queue.py  queues, the table of all queues, deleted topics
+    deleted_topics.py topics whose records no longer count
+    queue_blocks.py   blocks of queue files, checked when they are read
     queue_repair.py   compare queue entries with the log, and repair them
     log_reads.py      records that were just appended, and checks of those read from the disk
     queue_reader.py   read a queue with a filter and limits

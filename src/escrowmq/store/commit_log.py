@@ -54,7 +54,7 @@ from escrowmq.message.record import (
     pack_properties_length,
 )
 from escrowmq.store.disk import Disk, File, read_what_is_left
-from escrowmq.store.log_reads import RecentAppends, check_records
+from escrowmq.store.log_reads import LogRange, RecentAppends, check_records, group_ranges
 
 LOG_DIRECTORY = "commitlog"
 NAME_DIGITS = 20
@@ -270,6 +270,10 @@ class CommitLog:
     def _read(self, segment: Segment, begin: int, end: int) -> bytes:
         try:
             return segment.file.read_at(begin - segment.base, end - begin)
+        except ReadFailed:
+            pass  # try once more: an error that passes must not cost a message or a half
+        try:
+            return segment.file.read_at(begin - segment.base, end - begin)
         except ReadFailed as error:
             raise CorruptRecord(begin, f"it cannot be read: {error}") from error
 
@@ -283,29 +287,52 @@ class CommitLog:
             return b""
         return read_what_is_left(segment.file, begin - segment.base, end - begin)
 
-    def slices(
-        self, ranges: list[tuple[int, int, int]], topic: str, queue_id: int
-    ) -> list[memoryview]:
-        """Return ranges of records of one queue: begin, end, and the first queue offset.
+    def slices(self, ranges: list[LogRange], topic: str, queue_id: int) -> list[memoryview]:
+        """Return ranges of records of one queue, in the order of the queue.
 
         New records are returned as they were appended. Others are read from the disk and checked,
         so that a damaged record is never sent to a client. Raises RecordNotFound or CorruptRecord.
         """
         slices: list[memoryview] = []
-        for begin, end, queue_offset in ranges:
+        for group in group_ranges(ranges, self.segment_bytes):
+            begin, end = group[0][0], group[-1][1]
             if not self.begin <= begin < end <= self.end:
                 raise RecordNotFound(f"log_offset={begin} is not in {self.begin} to {self.end}")
-            recent = self.recent.find(begin, end)
-            if recent is not None:
-                slices += recent
-                continue
-            segment = self._segments[begin // self.segment_bytes]
-            if end > segment.base + self.segment_bytes:
-                raise CorruptRecord(begin, "a queue entry points past the end of its segment")
-            data = memoryview(self._read(segment, begin, end))
-            check_records(data, begin, queue_offset, topic, queue_id)
-            slices.append(data)
+            recent = self._find_recent(group)
+            slices += self._read_checked(group, topic, queue_id) if recent is None else recent
         return slices
+
+    def _find_recent(self, ranges: list[LogRange]) -> list[memoryview] | None:
+        slices: list[memoryview] = []
+        for begin, end, _ in ranges:
+            found = self.recent.find(begin, end)
+            if found is None:
+                return None
+            slices += found
+        return slices
+
+    def _read_checked(self, ranges: list[LogRange], topic: str, queue_id: int) -> list[memoryview]:
+        """Read ranges that are near each other from the disk, and check their records."""
+        begin, end = ranges[0][0], ranges[-1][1]
+        segment = self._segments[begin // self.segment_bytes]
+        if end > segment.base + self.segment_bytes:
+            raise CorruptRecord(begin, "a queue entry points past the end of its segment")
+        try:
+            data = self._read(segment, begin, end)
+        except CorruptRecord:
+            if len(ranges) == 1:
+                raise
+            # Perhaps only a gap between them cannot be read.
+            return [
+                part for single in ranges for part in self._read_checked([single], topic, queue_id)
+            ]
+        check_records(data, begin, ranges, topic, queue_id)
+        if len(ranges) == 1:
+            return [memoryview(data)]
+        # A copy without the gaps: a response may wait long for a slow client.
+        view = memoryview(data)
+        parts = [view[first - begin : last - begin] for first, last, _ in ranges]
+        return [memoryview(b"".join(parts))]
 
     def record_at(self, log_offset: LogOffset) -> StoredRecord:
         """Decode the record at an offset. Raises RecordNotFound or CorruptRecord."""

@@ -15,9 +15,7 @@ checkpoint, and is checked when it is read. A block without a correct checksum i
 log, entry by entry, and repaired from it (queue_repair.py). So a wrong entry never hides a message.
 
     ConsumeQueue    one queue
-    QueueBlocks     blocks of queue files, checked when they are read
     QueueTable      all queues of a store, and their rows in a checkpoint
-    DeletedTopics   topics that were deleted, so that recovery does not restore their queues
 """
 
 from __future__ import annotations
@@ -26,29 +24,31 @@ import re
 import struct
 import sys
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.errors import ReadFailed, RecordRefused, StoreDamaged, StoreError, StoreFailed
+from escrowmq.errors import RecordRefused, StoreDamaged, StoreFailed
 from escrowmq.message.record import TOPIC_BYTES_MAX, QueueOffset, crc32
 from escrowmq.store.columns import pack_rows
 from escrowmq.store.commit_log import file_name, is_file_name
-from escrowmq.store.config_files import ConfigFile
-from escrowmq.store.damage import DamageReports
-from escrowmq.store.disk import Disk, File, OpenFiles
+from escrowmq.store.deleted_topics import DeletedTopics as DeletedTopics
+from escrowmq.store.disk import Disk, File
+from escrowmq.store.queue_blocks import (
+    BLANK_ENTRY,
+    BLOCK_BYTES,
+    ROW,
+    UNKNOWN,
+    QueueRow,
+    decode_rows,
+)
+from escrowmq.store.queue_blocks import BLANK_SIZE as BLANK_SIZE
+from escrowmq.store.queue_blocks import ENTRY as ENTRY
+from escrowmq.store.queue_blocks import QUEUE_ENTRY_BYTES as QUEUE_ENTRY_BYTES
+from escrowmq.store.queue_blocks import QueueBlocks as QueueBlocks
 
 QUEUE_DIRECTORY: Final = "consumequeue"
-ENTRY: Final = struct.Struct(">qiq")
 _pack_entry = ENTRY.pack
-BLANK_SIZE: Final = 0x7FFFFFFF
-BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
-QUEUE_ENTRY_BYTES: Final = ENTRY.size
-BLOCK_ENTRIES: Final = 4096
-_BLOCK_BYTES: Final = BLOCK_ENTRIES * QUEUE_ENTRY_BYTES
-_CACHED_BYTES_MAX: Final = 16 << 20
-_UNKNOWN: Final = -1  # the checksum of a block that was not written by us
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ class ConsumeQueue:
     def _block_index(self, position: int) -> int:
         """Return the index of the block with a byte position, counted from the first file."""
         file_number, in_file = divmod(position - self._bases[0], self._blocks.file_bytes)
-        return file_number * self._blocks.blocks_per_file + in_file // _BLOCK_BYTES
+        return file_number * self._blocks.blocks_per_file + in_file // BLOCK_BYTES
 
     def _checksums_after(self, position: int, entries: bytes) -> dict[int, int]:
         """Return the checksums of the blocks that change when entries are written there."""
@@ -212,8 +212,8 @@ class ConsumeQueue:
         written = 0
         while written < len(entries):
             in_file = position % file_bytes
-            in_block = in_file % _BLOCK_BYTES
-            size = min(_BLOCK_BYTES - in_block, file_bytes - in_file, len(entries) - written)
+            in_block = in_file % BLOCK_BYTES
+            size = min(BLOCK_BYTES - in_block, file_bytes - in_file, len(entries) - written)
             block = position - in_block
             checksum = self._checksum_of(block, in_block) if in_block else 0
             checksums[block] = crc32(entries[written : written + size], checksum)
@@ -229,8 +229,8 @@ class ConsumeQueue:
     def checksum_at(self, block: int) -> int | None:
         """Return the checksum of the stored entries of a block; None if it is unknown."""
         index = self._block_index(block)
-        checksum = self._checksums[index] if index < len(self._checksums) else _UNKNOWN
-        return None if checksum == _UNKNOWN else checksum
+        checksum = self._checksums[index] if index < len(self._checksums) else UNKNOWN
+        return None if checksum == UNKNOWN else checksum
 
     def put_checksum(self, block: int, checksum: int) -> None:
         """Set the checksum of a block that was compared with the log."""
@@ -239,7 +239,7 @@ class ConsumeQueue:
     def _put_checksums(self, checksums: dict[int, int]) -> None:
         for block, checksum in checksums.items():
             index = self._block_index(block)
-            self._checksums.extend([_UNKNOWN] * (index + 1 - len(self._checksums)))
+            self._checksums.extend([UNKNOWN] * (index + 1 - len(self._checksums)))
             self._checksums[index] = checksum
         self.row = None
 
@@ -284,7 +284,7 @@ class ConsumeQueue:
             ]
         else:
             position = first_offset * QUEUE_ENTRY_BYTES
-            begin = position % self._blocks.file_bytes % _BLOCK_BYTES
+            begin = position % self._blocks.file_bytes % BLOCK_BYTES
             block = self._blocks.read(self, position - begin, self._block_bytes(position - begin))
             entries = memoryview(block)[begin : begin + count * QUEUE_ENTRY_BYTES]
         return entries if self._unreadable is None else self._blank_out(first_offset, entries)
@@ -293,7 +293,7 @@ class ConsumeQueue:
         """Return how many bytes of a block are written."""
         in_file = position % self._blocks.file_bytes
         written = self._stored_end * QUEUE_ENTRY_BYTES - position
-        return min(_BLOCK_BYTES, self._blocks.file_bytes - in_file, written)
+        return min(BLOCK_BYTES, self._blocks.file_bytes - in_file, written)
 
     def _blank_out(
         self, first_offset: int, entries: bytes | memoryview | bytearray
@@ -360,8 +360,8 @@ class ConsumeQueue:
     def is_older_than(self, log_offset: int) -> bool:
         """Return whether the first entry, if any, is of a record below `log_offset`."""
         for base in self._bases[:1]:
-            for position in range(0, self._blocks.file_bytes, _BLOCK_BYTES):
-                size = min(_BLOCK_BYTES, self._blocks.file_bytes - position)
+            for position in range(0, self._blocks.file_bytes, BLOCK_BYTES):
+                size = min(BLOCK_BYTES, self._blocks.file_bytes - position)
                 block = self._blocks.read_unchecked(self._path(base), position, size)
                 for entry_offset, entry_size, _ in ENTRY.iter_unpack(block):
                     if entry_size and not (entry_size == BLANK_SIZE and entry_offset == 0):
@@ -556,13 +556,13 @@ class ConsumeQueue:
         checksums = self._checksums[expired * per_file :]
         for block, checksum in ({} if flush is None else flush.checksums).items():
             file_number, in_file = divmod(block - first_base, file_bytes)
-            index = file_number * per_file + in_file // _BLOCK_BYTES
-            checksums.extend([_UNKNOWN] * (index + 1 - len(checksums)))
+            index = file_number * per_file + in_file // BLOCK_BYTES
+            checksums.extend([UNKNOWN] * (index + 1 - len(checksums)))
             checksums[index] = checksum
         if sys.byteorder == "little":
             checksums.byteswap()
         topic = self.topic.encode()
-        head = _ROW.pack(self.queue_id, first_offset, stored_end, len(checksums), len(topic))
+        head = ROW.pack(self.queue_id, first_offset, stored_end, len(checksums), len(topic))
         self.row = head + topic + checksums.tobytes()
         return self.row
 
@@ -581,153 +581,6 @@ class ConsumeQueue:
         self._stored_end = self.next_offset = QueueOffset(row.next_offset)
         self.row = row.data
         return True
-
-
-_ROW: Final = struct.Struct(">iqqIH")  # queue id, first offset, next offset, checksums, topic bytes
-
-
-@dataclass(slots=True)
-class QueueRow:
-    """What a checkpoint says about one queue."""
-
-    topic: str
-    queue_id: int
-    first_offset: int
-    next_offset: int
-    checksums: array[int]
-    data: bytes
-
-
-def decode_rows(data: bytes) -> Iterator[QueueRow]:
-    """Yield the rows of a checkpoint. Raises ValueError or struct.error if they are incomplete."""
-    position = 0
-    while position < len(data):
-        queue_id, first, following, count, topic_bytes = _ROW.unpack_from(data, position)
-        topic_begin = position + _ROW.size
-        checksums_begin = topic_begin + topic_bytes
-        end = checksums_begin + 8 * count
-        checksums = array("q", data[checksums_begin:end])
-        if sys.byteorder == "little":
-            checksums.byteswap()
-        topic = sys.intern(data[topic_begin:checksums_begin].decode())
-        yield QueueRow(topic, queue_id, first, following, checksums, data[position:end])
-        position = end
-
-
-# --- blocks --------------------------------------------------------------------------------------
-
-# Compares entries with the log: queue, first offset, entries (None: unreadable), their number, and
-# what is wrong with them. Returns the right entries.
-CompareWithLog = Callable[[ConsumeQueue, int, bytes | None, int, str | None], bytes]
-
-
-def _no_log(
-    queue: ConsumeQueue, first_offset: int, entries: bytes | None, count: int, reason: str | None
-) -> bytes:
-    if entries is None or reason is not None:
-        raise StoreDamaged(f"{queue.directory} from entry {first_offset} on: {reason}")
-    return entries
-
-
-class QueueBlocks:
-    """Reads blocks of queue files. The blocks that were used last stay in memory.
-
-    A block is checked when it is read: by its checksum, or against the log if there is none or if
-    the checksum is wrong. A block that was repaired is written back.
-    """
-
-    def __init__(self, disk: Disk, files: OpenFiles, *, file_bytes: int) -> None:
-        self.disk = disk
-        self.file_bytes = file_bytes
-        self.blocks_per_file = -(-file_bytes // _BLOCK_BYTES)
-        self.compare_with_log: CompareWithLog = _no_log
-        self._files = files
-        self._cache: OrderedDict[tuple[ConsumeQueue, int], bytes] = OrderedDict()
-        self._cached_bytes = 0
-        # Repaired blocks that could not be written. They stay in memory as long as the process.
-        self._unwritten: dict[tuple[ConsumeQueue, int], bytes] = {}
-
-    def read(self, queue: ConsumeQueue, position: int, size: int) -> bytes:
-        """Return the block that begins at a byte position of a queue, checked.
-
-        `size`: how many of its bytes are written.
-        """
-        key = queue, position
-        block = self._cache.get(key)
-        if block is None or len(block) < size:
-            block = self._unwritten.get(key)
-            if block is None or len(block) < size:
-                block = self._read_checked(queue, position, size)
-            self._put(key, block)
-        else:
-            self._cache.move_to_end(key)
-        return block
-
-    def read_unchecked(self, path: str, position: int, size: int) -> bytes:
-        """Return bytes of a file; zeros, as if never written, if they cannot be read."""
-        try:
-            return self._files.read(path, position, size)
-        except ReadFailed:
-            return bytes(size)
-
-    def discard(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        """Forget the block with an entry, because entries are added to it."""
-        position = queue_offset * QUEUE_ENTRY_BYTES
-        self._pop((queue, position - position % self.file_bytes % _BLOCK_BYTES))
-
-    def discard_queue(self, queue: ConsumeQueue) -> None:
-        for key in [key for key in self._cache if key[0] is queue]:
-            self._pop(key)
-        for key in [key for key in self._unwritten if key[0] is queue]:
-            del self._unwritten[key]
-
-    def discard_file(self, path: str) -> None:
-        """Close a file that is about to be resized or removed."""
-        self._files.discard(path)
-
-    def _read_checked(self, queue: ConsumeQueue, position: int, size: int) -> bytes:
-        base = position - position % self.file_bytes
-        path = f"{queue.directory}/{file_name(base)}"
-        entries: bytes | None = None
-        reason: str | None = None
-        try:
-            entries = self._files.read(path, position - base, size)
-        except ReadFailed as error:
-            reason = str(error)
-        except StoreError:
-            if self.disk.exists(path):
-                raise  # it cannot be opened now, which says nothing about what is in it
-            reason = f"{path} is missing"
-        checksum = queue.checksum_at(position)
-        if entries is not None and checksum is not None:
-            if crc32(entries) == checksum:
-                return entries
-            reason = f"{path} at {position - base}: the checksum of {size} bytes is wrong"
-        count = size // QUEUE_ENTRY_BYTES
-        right = self.compare_with_log(queue, position // QUEUE_ENTRY_BYTES, entries, count, reason)
-        queue.put_checksum(position, crc32(right))
-        if right != entries:
-            self._write_back(queue, position, right)
-        return right
-
-    def _write_back(self, queue: ConsumeQueue, position: int, entries: bytes) -> None:
-        try:
-            queue.write_entries(QueueOffset(position // QUEUE_ENTRY_BYTES), entries)
-        except StoreError:  # the next start tries again
-            self._unwritten[queue, position] = entries
-
-    def _put(self, key: tuple[ConsumeQueue, int], block: bytes) -> None:
-        self._pop(key)
-        self._cache[key] = block
-        self._cached_bytes += len(block)
-        while self._cached_bytes > _CACHED_BYTES_MAX and len(self._cache) > 1:
-            _, oldest = self._cache.popitem(last=False)
-            self._cached_bytes -= len(oldest)
-
-    def _pop(self, key: tuple[ConsumeQueue, int]) -> None:
-        block = self._cache.pop(key, None)
-        if block is not None:
-            self._cached_bytes -= len(block)
 
 
 def queue_directories(disk: Disk) -> list[tuple[str, int]]:
@@ -918,55 +771,3 @@ def check_queue_name(topic: str, queue_id: int) -> None:
         )
     if not 0 <= queue_id < 1 << 31:
         raise RecordRefused(f"invalid queue id {queue_id}: it must be 0 or more")
-
-
-# --- deleted topics ------------------------------------------------------------------------------
-
-_DELETED_TOPICS_KEY = "deletedTopics"
-
-
-class DeletedTopics:
-    """How far into the log the records of deleted topics no longer count.
-
-    The log keeps the records of a deleted topic until they expire, and recovery gives every record
-    its queue entry. So a deletion is saved before anything is removed, and it stays saved until the
-    last of these records has expired: config/escrowDeletedTopics.json, topic -> log offset.
-    """
-
-    def __init__(self, disk: Disk, damage: DamageReports | None = None) -> None:
-        self._file = ConfigFile(disk, "escrowDeletedTopics.json", damage)
-        self._log_ends = self._file.str_keys(_DELETED_TOPICS_KEY)
-
-    def is_deleted(self, topic: str, log_offset: int) -> bool:
-        """Return whether the record of a topic at a log offset was deleted with the topic."""
-        return bool(self._log_ends) and log_offset < self._log_ends.get(topic, 0)
-
-    def deleted_end(self, topic: str) -> int:
-        """Return the log offset below which the records of a topic are deleted; 0 if none are."""
-        return self._log_ends.get(topic, 0)
-
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._log_ends
-
-    def mark_deleted(self, topic: str, *, log_begin: int, log_end: int) -> None:
-        """Delete all records of a topic below the end of the log, durably."""
-        self._save({**self._remaining(log_begin, log_end), topic: log_end})
-
-    def trim(self, *, log_begin: int, log_end: int) -> None:
-        """Adapt the offsets to the log that recovery has found.
-
-        The log may end below an offset that was saved, because a crash has cut it. New records that
-        are appended there must not count as deleted.
-        """
-        remaining = self._remaining(log_begin, log_end)
-        if remaining != self._log_ends:
-            self._save(remaining)
-
-    def _remaining(self, log_begin: int, log_end: int) -> dict[str, int]:
-        return {
-            topic: min(end, log_end) for topic, end in self._log_ends.items() if end > log_begin
-        }
-
-    def _save(self, log_ends: dict[str, int]) -> None:
-        self._file.save(**{_DELETED_TOPICS_KEY: log_ends})
-        self._log_ends = log_ends

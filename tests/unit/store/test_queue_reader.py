@@ -298,7 +298,8 @@ def flip(disk: MemoryDisk, path: str, position: int) -> None:
 
 
 def forget_recent_appends(store: MessageStore) -> None:
-    """Let the store read from its files. Private: nothing else needs this."""
+    """Let the store read from its files."""
+    # Private: only a test wants to read new messages from the disk.
     store._log.recent.clear()
 
 
