@@ -381,7 +381,7 @@ class QueueTable:
     def __init__(
         self, disk: Disk, views: ViewCache, deleted_topics: DeletedTopics, *, file_bytes: int
     ) -> None:
-        self._disk = disk
+        self._disk = self.disk = disk
         self.deleted_topics = deleted_topics
         self._views = views
         self._file_bytes = file_bytes

@@ -61,6 +61,7 @@ from escrowmq.store.consume_queue import (
     check_queue_name,
 )
 from escrowmq.store.disk import Disk, Lock, ViewCache, remove_file, write_file
+from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import RESULTS_MAX, KeyIndex
 from escrowmq.store.queue_reader import (
@@ -327,6 +328,7 @@ class MessageStore(StoreReader):
             # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
                 store._log.truncate(store._log.end)
+            store.recovery.report()
             with contextlib.suppress(StoreFull):
                 store.checkpoint()
         except BaseException:
@@ -340,6 +342,7 @@ class MessageStore(StoreReader):
             if not self.has_failed:
                 self.checkpoint()
                 remove_file(self._disk, REDO_PATH)  # applied; RocketMQ may change the index next
+                remove_file(self._disk, MARKS_PATH)  # the checkpoint says it; RocketMQ may cut it
                 remove_file(self._disk, ABORT_PATH)
         finally:
             self.abandon()
@@ -494,8 +497,14 @@ class MessageStore(StoreReader):
     def flushed_offset(self) -> LogOffset:
         return self._log.flushed_offset
 
-    def begin_flush(self) -> LogFlush:
-        return self._log.begin_flush()
+    def begin_flush(self, *, syncs_marks: bool = False) -> LogFlush:
+        """Return a flush of everything up to here. With `syncs_marks`, its mark is durable too."""
+        return self._log.begin_flush(syncs_marks=syncs_marks)
+
+    @property
+    def has_unsynced_marks(self) -> bool:
+        """Return whether a power cut can lose flush marks (not what they mark)."""
+        return self._log.marks is not None and self._log.marks.needs_sync
 
     def finish_flush(self, flush: LogFlush) -> LogOffset:
         self._log.finish_flush(flush)
@@ -546,6 +555,7 @@ class MessageStore(StoreReader):
             queue_count=queue_count,
             entry_total=entry_total,
             first_total=first_total,
+            has_marks=self._log.marks is not None,
         )
         return self._checkpoint_job
 
@@ -560,6 +570,8 @@ class MessageStore(StoreReader):
         self._has_removed_topic = False
         self.checkpointed_offset = job.log_offset
         self._log.finish_flush(job.log_flush)
+        if job.new_marks is not None:
+            self._log.marks = job.new_marks
         has_expired = self._expired_below != job.log_begin
         if has_expired:
             # Before `finish_flush`, because the checkpoint has counted the first offsets before it.

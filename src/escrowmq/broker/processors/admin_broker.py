@@ -199,6 +199,7 @@ class BrokerAdmin:
             "remainHowManyDataToFlush": f"{store.end - store.flushed_offset} B",
             "dispatchBehindBytes": "0",  # queue entries and keys are written with the message
             "earliestMessageTimeStamp": str(self._oldest_ms()),
+            "escrowLogDamagedRanges": str(len(store.recovery.damage)),
         }
 
     def _oldest_ms(self) -> int:

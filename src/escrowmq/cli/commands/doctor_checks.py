@@ -435,6 +435,13 @@ def _check_runtime(connection: SyncConnection, subject: str, clock: Clock) -> It
     used_ratio = disk_used_ratio(runtime)
     if used_ratio is not None and used_ratio >= _DISK_WARNING_RATIO:
         yield warning(subject, f"its disk is {used_ratio:.0%} full", _DISK_REMEDY)
+    damaged_ranges = int(runtime.get("escrowLogDamagedRanges") or 0)
+    if damaged_ranges:
+        yield problem(
+            subject,
+            f"its last start found damage in {_count_text(damaged_ranges, 'place')} of the log",
+            "look at its log for what is lost, and replace the disk; see docs/operating.md",
+        )
     yield _check_clock(runtime, seconds, now_ms, subject)
 
 
