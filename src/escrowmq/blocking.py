@@ -316,6 +316,11 @@ class TransactionProducer(_BlockingProducer[transaction_producers.TransactionPro
             verdict = Verdict.ROLLBACK
         except Exception as error:
             failure = error
+        except BaseException as error:
+            # SystemExit or KeyboardInterrupt in the thread of the caller, who gets it. The broker
+            # is told that nothing is decided, so that it asks soon.
+            self._run(inner._finish(parked, Verdict.UNKNOWN, error))
+            raise
         return self._run(inner._finish(parked, verdict, failure))
 
 

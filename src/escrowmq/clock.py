@@ -1,14 +1,16 @@
 """Time as a value that is handed in. Only this module reads the clock of the system.
 
 There are two kinds of time, for two questions. `now_ms` is wall time in milliseconds since 1970: it
-goes over the network and on disk, and it may jump. `elapsed_s` only measures how long something
-took. A test checks that no other module imports `time` or `datetime`.
+goes over the network and on disk, and it may jump, or be far ahead at one start and right at the
+next. `elapsed_s` only measures how long something took; nothing is deleted or given up for another
+reason (store/log_ages.py). A test checks that no other module imports `time` or `datetime`.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
+from pathlib import Path
 from typing import Final, Protocol
 
 # A time for users, always with a time zone. Modules that must not read the clock import it here.
@@ -23,6 +25,13 @@ class Clock(Protocol):
     def elapsed_s(self) -> float:
         """Return a time in seconds that never jumps. Only differences have a meaning."""
 
+    def boot_id(self) -> str:
+        """Return a name for the time in which the machine has been running.
+
+        Processes with the same name can compare their `elapsed_s`. An empty name says that they
+        cannot.
+        """
+
 
 class SystemClock:
     """The clock of the operating system."""
@@ -33,21 +42,37 @@ class SystemClock:
     def elapsed_s(self) -> float:
         return time.monotonic()
 
+    def boot_id(self) -> str:
+        # On Linux the monotonic clock counts from the boot of the machine, plus what a container
+        # may add to it.
+        try:
+            boot_id = _BOOT_ID.read_text().strip()
+        except OSError:
+            return ""
+        try:
+            return f"{boot_id} {_NAMESPACE_OFFSETS.read_text().strip()}"
+        except OSError:  # a kernel without such containers
+            return boot_id
+
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE_OFFSETS: Final = Path("/proc/self/timens_offsets")
+
 
 class SteadyClock:
     """Wall time without jumps, for timeouts and delays.
 
-    It runs like `elapsed_s`. If the wall clock is set forwards or back, it follows by a tenth of
-    the time that passes: after five minutes it has caught up by half a minute. It never runs
-    backwards. It starts at `not_before_ms` at the earliest, so that times which were recorded as
-    past before a restart stay past.
+    It starts with the wall clock and runs like `elapsed_s`. If the wall clock is set forwards or
+    back, it follows by a tenth of the time that passes: after five minutes it has caught up by half
+    a minute. It never runs backwards. Times that an earlier process recorded have to be converted
+    (`PastTimes` in store/log_ages.py): the wall clock may have been wrong then, or may be now.
     """
 
     CATCH_UP_RATE: Final = 0.1
 
-    def __init__(self, clock: Clock, *, not_before_ms: int = 0) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._now_ms = float(max(clock.now_ms(), not_before_ms))
+        self._now_ms = float(clock.now_ms())
         self._read_s = clock.elapsed_s()
 
     def now_ms(self) -> int:
@@ -62,19 +87,50 @@ class SteadyClock:
     def elapsed_s(self) -> float:
         return self._clock.elapsed_s()
 
+    def boot_id(self) -> str:
+        return self._clock.boot_id()
+
+    def offset_ms(self) -> int:
+        """Return how far the wall clock is ahead of this clock; negative if it is behind."""
+        return self._clock.now_ms() - self.now_ms()
+
+
+class JumpDetector:
+    """Notices that the wall clock was set, or that the machine slept. Call `check` regularly."""
+
+    JUMP_MS: Final = 2_000
+
+    def __init__(self, clock: SteadyClock) -> None:
+        self._clock = clock
+        self.offset_ms = clock.offset_ms()
+        self.jumps = 0
+
+    def check(self) -> int:
+        """Return by how much the clock was set since the last call; 0 if it was not."""
+        offset_ms = self._clock.offset_ms()
+        change_ms, self.offset_ms = offset_ms - self.offset_ms, offset_ms
+        if abs(change_ms) < self.JUMP_MS:
+            return 0
+        self.jumps += 1
+        return change_ms
+
 
 class ManualClock:
-    """A clock for tests, which moves only by `advance` and `step_wall_clock`."""
+    """A clock for tests, which moves only by `advance`, `step_wall_clock` and `reboot`."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
         self._elapsed_s = 0.0
+        self._boots = 1
 
     def now_ms(self) -> int:
         return self._now_ms
 
     def elapsed_s(self) -> float:
         return self._elapsed_s
+
+    def boot_id(self) -> str:
+        return f"boot {self._boots}"
 
     def advance(self, *, ms: int) -> None:
         """Let time pass: wall time and elapsed time."""
@@ -84,6 +140,12 @@ class ManualClock:
     def step_wall_clock(self, *, ms: int) -> None:
         """Change wall time alone, as `date` or NTP would."""
         self._now_ms += ms
+
+    def reboot(self, *, off_ms: int) -> None:
+        """Let the machine be off for a while: wall time passes, elapsed time begins anew."""
+        self._now_ms += off_ms
+        self._elapsed_s = 0.0
+        self._boots += 1
 
 
 def epoch_ms(timestamp: Timestamp) -> int:

@@ -18,11 +18,13 @@ EscrowError
       ClientClosed             the client is closed, or was never started
       WrongProcess             the client was created before a fork; create one in each process
     OutcomeUnknown           the request was sent, but no response was received
+      BrokenResponse           the response lacks a field, or has one that cannot be true
     NoRoute                  no broker has the topic
     HalfNotDurable           a half was stored less durably than required; it is rolled back
     PartialSend              only the first messages of a large batch are stored
   StoreError               the disk failed, or its contents are wrong
     StoreFull                the disk is full; nothing was stored
+    StoreUnavailable         files or memory are short for the moment; nothing was stored
     StoreFailed              a write or flush failed; restart, so that recovery finds the truth
     FlushTimeout             stored, but not flushed in time; it may become durable later
     StoreLocked              another process uses the directory
@@ -49,6 +51,7 @@ EscrowError
   CommitUnknown            it is unknown whether the database has committed; check-back finds out
   WriterFenced             a newer run of the writer has registered, or the batch is decided
   ReconcileFailed          a ledger, database or query cannot be read for reconciliation
+  CallbackFailed           a function of the application raised what would end the event loop
   Rollback                 raised by users to roll back a transaction
 
 Every error answers two questions of its caller: `retriable` says whether the same call may succeed
@@ -169,6 +172,13 @@ class OutcomeUnknown(TransportError):
     may_have_happened = True
 
 
+class BrokenResponse(OutcomeUnknown):
+    """A response lacks a field, or has one of a wrong type or with an impossible value.
+
+    The peer has received the request, so it may have taken effect.
+    """
+
+
 class NoRoute(TransportError):
     """No broker that the name servers know has the topic."""
 
@@ -204,6 +214,12 @@ class StoreError(EscrowError):
 
 class StoreFull(StoreError):
     """The disk is full. Nothing was stored."""
+
+    retriable = True
+
+
+class StoreUnavailable(StoreError):
+    """The system is short of open files or memory for the moment. Nothing was stored."""
 
     retriable = True
 
@@ -323,6 +339,10 @@ class TransactionNotFound(EscrowError):
     """There is no half at this position, or it belongs to another producer group."""
 
 
+class AmbiguousTransaction(EscrowError):
+    """Several transactions have this id. The message lists them with their groups and offsets."""
+
+
 class TransactionConflict(EscrowError):
     """The transaction was decided before, with the other verdict. The first decision stands.
 
@@ -364,6 +384,11 @@ class CommitUnknown(EscrowError):
     """
 
     may_have_happened = True
+
+
+class CallbackFailed(EscrowError):
+    """A checker, handler or listener raised SystemExit, KeyboardInterrupt or another exception that
+    would end the event loop of all clients. It is the cause of this error."""
 
 
 class Rollback(EscrowError):

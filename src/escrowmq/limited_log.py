@@ -28,15 +28,24 @@ class LimitedLog:
 
     def warning(self, now_ms: int, message: str, *args: object) -> None:
         """Log a warning, unless this period has enough of them."""
+        if self._permits(now_ms):
+            self._log.warning(message, *args)
+
+    def exception(self, now_ms: int, message: str, *args: object) -> None:
+        """Log an error with the exception that is being handled, unless this period has enough."""
+        if self._permits(now_ms):
+            self._log.exception(message, *args)
+
+    def _permits(self, now_ms: int) -> bool:
         # A clock that was set back starts a new period, or nothing would be logged for long.
         if not self._period_end_ms - self._period_ms <= now_ms < self._period_end_ms:
             self._period_end_ms = now_ms + self._period_ms
             self._lines = 0
         if self._lines >= self._lines_max:
             self._omitted += 1
-            return
+            return False
         self._lines += 1
         if self._omitted:
             self._log.warning("%d similar warnings were not logged", self._omitted)
             self._omitted = 0
-        self._log.warning(message, *args)
+        return True

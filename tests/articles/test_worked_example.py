@@ -7,9 +7,9 @@
 149 4 is committed: both cursors are at the ends of their queues.
     test_the_cursors_after_messages_1_to_4
 150 5, 6 and 7 are sent and only 7 is committed: 5 and 6 are checked.
-    unit/broker/transactions/test_cursors.py test_the_worked_example_of_messages_1_to_7
+    test_the_cursors_after_messages_5_to_7
 151 5 and 6 are decided at their new places. Here at their own.
-    unit/broker/transactions/test_cursors.py test_the_worked_example_of_messages_1_to_7
+    test_the_cursors_after_messages_5_to_7
 152 The queue makes progress whether or not there are answers.
     unit/broker/transactions/test_rocketmq_weak_points.py
     test_w23_an_unanswered_half_does_not_delay_others
@@ -90,6 +90,36 @@ def test_the_cursors_after_messages_1_to_4(start_broker: StartBroker, tmp_path: 
             lambda: f"cursors: {cursors(client)}, ends: {ends(client)}",
         )
         assert cursors(client)[1] == 4
+
+
+def test_the_cursors_after_messages_5_to_7(start_broker: StartBroker, tmp_path: Path) -> None:
+    with start_broker(tmp_path) as broker, Producer(broker.address) as producer:
+        client = producer.client
+        client.create_topic(TOPIC, queues=QUEUES)
+        producer.park_and_end(["1", "2", "3", "4"], COMMIT)
+        wait_until(lambda: cursors(client) == (4, 4), lambda: f"cursors: {cursors(client)}")
+
+        producer.park("5")
+        producer.park("6")
+        producer.park_and_end(["7"], COMMIT)
+        producer.respond_until(lambda: min(producer.checks["5"], producer.checks["6"]) > 0, {})
+        assert producer.checks["7"] == 0
+        half_end, op_end = ends(client)
+        if isinstance(broker, ApacheRocketMQ):
+            assert half_end >= 9, "5 and 6 were not appended again"
+        else:
+            assert half_end == 7
+            assert cursors(client) == (4, 4), "the op of 7 waits for 5 and 6"
+        assert op_end == 5
+
+        producer.respond_until(
+            lambda: producer.delivered() == Counter("1234567"), {"5": COMMIT, "6": COMMIT}
+        )
+        wait_until(
+            lambda: cursors(client) == ends(client),
+            lambda: f"cursors: {cursors(client)}, ends: {ends(client)}",
+        )
+        assert cursors(client)[1] == 7
 
 
 # --- the sample program --------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class Faults:
             await asyncio.to_thread(self.served.start)
         except StartFailed as error:
             is_sigbus = self.disk.file_system == "tmpfs" and error.exit_code == -signal.SIGBUS
-            if error.exit_code != 2 and not is_sigbus:
+            if error.exit_code != 1 and not is_sigbus:
                 raise
             self.counts["start refused on a full disk"] += 1
         self.disk.free()

@@ -152,7 +152,7 @@ def test_we_deliver_a_delayed_message_with_the_properties_that_the_broker_delive
         for record in store.records()
         if record.topic == "orders" and find_property(record.properties, b"DELAY") == b"3"
     ]
-    delayed_messages = DelayedMessages(store, delay_offsets_file(MemoryDisk()), DelayConfig())
+    delayed_messages = DelayedMessages(store, MemoryDisk(), DelayConfig())
     due = delayed_messages.find_due(theirs.stored_ms).records
     [ours] = [record for record in due if record.body == theirs.body]
     assert (ours.topic, ours.queue_id) == (theirs.topic, theirs.queue_id)

@@ -1,11 +1,13 @@
-"""Delayed messages against a model: sends, deliveries, saves, stops and crashes in any order.
+"""Delayed messages against a model: sends, deliveries, saves, moves and crashes in any order.
 
-Every message that survives in the log is delivered at least once, and none before it is due. A
-message is delivered again only after a crash, if no saved position covered its delivery.
+Every message that survives in the log is delivered exactly once, and none before it is due. A power
+cut may come at any write or flush, and leaves any part of what was not flushed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -13,11 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from escrowmq.broker.delayed_messages import DelayedMessages, DueMessages
+from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.config import DelayConfig
-from escrowmq.message.names import SCHEDULE_TOPIC, TIMER_TOPIC
-from escrowmq.store.config_files import delay_offsets_file
-from escrowmq.testing.disks import FaultyDisk
+from escrowmq.message.names import DELIVERY_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from escrowmq.testing.disks import FaultyDisk, PowerCut, Survival
 from tests.support.stores import NOW_MS, assert_clean, open_store, properties, sample
 
 TOPIC = "T"
@@ -30,9 +31,11 @@ DELAYS_MS = {  # by the property that requests the delay
     ("DELAY", "2"): LEVELS_MS[1],
 }
 ALL_DUE_MS = 10_000_000  # after this time every message is due
+TURNS_MAX = 20  # in which everything that is due is delivered
 
 delays = st.sampled_from(sorted(DELAYS_MS))
 steps_ms = st.sampled_from([1_000, 40_000])
+survivals = st.sampled_from(["none", "all", "mixed"])
 
 
 class DelaysMachine(RuleBasedStateMachine):
@@ -40,23 +43,19 @@ class DelaysMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = NOW_MS
         self.due_ms: dict[bytes, int] = {}  # by body: the earliest delivery
-        self.delivered_bodies: set[bytes] = set()
-        self.unsaved_bodies: set[bytes] = set()  # delivered since the last saved position
-        self.repeatable_bodies: set[bytes] = set()  # were unsaved at a crash
-        self.lost_bodies: set[bytes] = set()  # were not flushed when the power was cut
+        self.known_bodies: set[bytes] = set()  # that are in the log
         self.open(FaultyDisk())
 
     def open(self, disk: FaultyDisk) -> None:
         self.disk = disk
         self.store = open_store(disk)
-        self.delays = DelayedMessages(
-            self.store, delay_offsets_file(disk), DelayConfig(delay_levels_ms=LEVELS_MS)
-        )
+        self.delays = DelayedMessages(self.store, disk, DelayConfig(delay_levels_ms=LEVELS_MS))
+        self.delays.progress.snapshot_interval_bytes = 1_000
 
-    # --- sends and deliveries --------------------------------------------------------------------
+    # --- what happens ----------------------------------------------------------------------------
 
-    @rule(batch=st.lists(delays, min_size=1, max_size=4), flush_after=st.booleans())
-    def send(self, batch: list[tuple[str, str]], flush_after: bool) -> None:
+    @rule(batch=st.lists(delays, min_size=1, max_size=4))
+    def send(self, batch: list[tuple[str, str]]) -> None:
         for name, value in batch:
             body = b"%d" % len(self.due_ms)
             self.due_ms[body] = self.now_ms + DELAYS_MS[name, value]
@@ -65,97 +64,113 @@ class DelaysMachine(RuleBasedStateMachine):
             )
             record = self.delays.redirect(message, self.now_ms)
             self.store.append([record], now_ms=self.now_ms)
-        if flush_after:
-            self.store.flush()
+            self.known_bodies.add(body)
 
-    @rule(step_ms=steps_ms, next_action=st.sampled_from(["continue", "save", "flush", "crash"]))
-    def deliver(self, step_ms: int, next_action: str) -> None:
+    @rule()
+    def send_another_message(self) -> None:
+        """Append what is no delivery: the log never ends with a note and its messages."""
+        self.store.append([sample(7)], now_ms=self.now_ms)
+
+    @rule(step_ms=steps_ms)
+    def deliver(self, step_ms: int) -> None:
         self.now_ms += step_ms
-        due = self.append_due()
-        if next_action == "crash":
-            self.kill()  # the messages are in the log, but are not marked as delivered
-            return
-        self.delays.mark_delivered(due)
-        if next_action == "flush":
-            self.store.flush()
-        elif next_action == "save":
-            self.save()
+        self.delays.deliver(self.now_ms)
+        self.check_deliveries()
 
-    def append_due(self) -> DueMessages:
-        """Append the messages that are due, and check that each of them may be delivered now."""
-        due = self.delays.find_due(self.now_ms)
-        bodies = [bytes(record.body) for record in due.records]
-        assert len(bodies) == len(set(bodies))
-        for body in bodies:
-            assert self.due_ms[body] <= self.now_ms
-            assert body not in self.delivered_bodies or body in self.repeatable_bodies
-        if due.records:
-            self.store.append(due.records, now_ms=self.now_ms)
-        self.delivered_bodies.update(bodies)
-        self.unsaved_bodies.update(bodies)
-        self.repeatable_bodies.difference_update(bodies)
-        return due
+    @rule()
+    def flush(self) -> None:
+        self.store.flush()
 
-    # --- saves and restarts ----------------------------------------------------------------------
-
+    @rule()
     def save(self) -> None:
         self.delays.save()
-        if not self.delays.is_dirty:  # otherwise the deliveries are not durable yet
-            self.unsaved_bodies.clear()
 
-    @rule(ending=st.sampled_from(["cut power", "kill", "stop"]), save_first=st.booleans())
-    def restart(self, ending: str, save_first: bool) -> None:
-        if save_first:
-            self.save()
-        if ending == "stop":
-            self.stop()
-        elif ending == "kill":
-            self.kill()
-        else:
-            self.cut_power()
+    @rule()
+    def move(self) -> None:
+        """Move every waiting message, as if all segments expired."""
+        self.delays.move_below(self.store.end, self.now_ms)
 
+    # --- restarts --------------------------------------------------------------------------------
+
+    @rule()
     def stop(self) -> None:
         self.store.flush()
-        self.save()
-        assert not self.unsaved_bodies
+        self.delays.save()
         self.store.close()
         assert_clean(self.disk)
         self.open(self.disk)
 
+    @rule()
     def kill(self) -> None:
         """End the process. Everything that was written stays."""
         self.store.abandon()
-        self.allow_unsaved_to_repeat()
         self.open(self.disk)
+        self.check_deliveries()
 
-    def cut_power(self) -> None:
-        """Lose everything that was not flushed: messages and deliveries."""
-        disk = self.disk.power_cut(Random(0), "none")
+    @rule(survival=survivals, seed=st.integers(0, 1000))
+    def cut_power(self, survival: Survival, seed: int) -> None:
+        disk = self.disk.power_cut(Random(seed), survival)
         self.store.abandon()
-        self.allow_unsaved_to_repeat()
         self.open(disk)
-        self.delivered_bodies &= self.bodies_of(TOPIC)
-        self.lost_bodies |= self.due_ms.keys() - self.delayed_bodies()
+        self.forget_lost_messages()
 
-    def allow_unsaved_to_repeat(self) -> None:
-        self.repeatable_bodies |= self.unsaved_bodies
-        self.unsaved_bodies.clear()
+    @rule(
+        action=st.sampled_from(["deliver", "move", "save"]),
+        call=st.integers(1, 6),
+        survival=survivals,
+        seed=st.integers(0, 1000),
+    )
+    def cut_power_during(self, action: str, call: int, survival: Survival, seed: int) -> None:
+        """Cut the power at a disk call of an action, and perhaps again during the start."""
+        self.now_ms += 1_000
+        actions: dict[str, Callable[[], None]] = {
+            "deliver": lambda: self.delays.deliver(self.now_ms),
+            "move": self.move,
+            "save": self.delays.save,
+        }
+        self.disk.power_cut_at = self.disk.calls + call
+        try:
+            actions[action]()
+        except PowerCut:
+            self.cut_power(survival, seed)
+        else:
+            self.disk.power_cut_at = None
+            self.check_deliveries()
 
-    # --- the end of a run ------------------------------------------------------------------------
+    def forget_lost_messages(self) -> None:
+        bodies = self.delivered_counts() | self.delayed_counts()
+        self.known_bodies &= bodies.keys()
+        self.check_deliveries()
 
-    def bodies_of(self, topic: str) -> set[bytes]:
-        return {bytes(record.body) for record in self.store.records() if record.topic == topic}
+    # --- what holds ------------------------------------------------------------------------------
 
-    def delayed_bodies(self) -> set[bytes]:
-        """Return the bodies of all messages that were ever delayed, also of the delivered ones."""
-        return self.bodies_of(SCHEDULE_TOPIC) | self.bodies_of(TIMER_TOPIC)
+    def counts(self, *topics: str) -> Counter[bytes]:
+        return Counter(
+            bytes(record.body) for record in self.store.records() if record.topic in topics
+        )
+
+    def delivered_counts(self) -> Counter[bytes]:
+        return self.counts(TOPIC)
+
+    def delayed_counts(self) -> Counter[bytes]:
+        return self.counts(SCHEDULE_TOPIC, TIMER_TOPIC)
+
+    def check_deliveries(self) -> None:
+        for body, count in self.delivered_counts().items():
+            assert count == 1, f"{body!r} was delivered {count} times"
+            assert self.due_ms[body] <= self.now_ms, f"{body!r} was delivered too early"
 
     def teardown(self) -> None:
         self.now_ms += ALL_DUE_MS
-        self.delays.mark_delivered(self.append_due())
-        assert self.delayed_bodies() == self.due_ms.keys() - self.lost_bodies
-        assert self.bodies_of(TOPIC) == self.delayed_bodies()
-        assert self.append_due().records == []
+        for _ in range(TURNS_MAX):
+            self.delays.deliver(self.now_ms)
+        self.check_deliveries()
+        assert self.delivered_counts().keys() == self.known_bodies
+        assert self.delays.waiting_count == 0
+        assert self.delays.counters.lost == 0
+        end = self.store.max_offset(DELIVERY_TOPIC, 0)
+        self.delays.deliver(self.now_ms)
+        assert self.store.max_offset(DELIVERY_TOPIC, 0) == end
         self.store.close()
         assert_clean(self.disk)
 

@@ -151,7 +151,7 @@ class EscrowMachine(RuleBasedStateMachine):
 
     def find_half(self, transaction: Transaction) -> Half | None:
         return self.bench.coordinator.halves.find_by_key(
-            transaction.key.encode(), transaction.group
+            transaction.group, "T", transaction.key.encode()
         )
 
     def open_position(self, transaction: Transaction) -> HalfPosition | None:

@@ -175,7 +175,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected = 0 if usage is ENOUGH_SPACE else min(10, len(removable))
         removed = expire(
             self.store,
-            now_ms=self.now_ms,
+            age_of=lambda _: 0,
             hour=12,
             read_usage=lambda: usage,
             oldest_needed_offset=oldest_needed,

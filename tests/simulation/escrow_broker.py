@@ -183,13 +183,13 @@ class BrokerProcess:
     def expire(self) -> None:
         """Expire segments as the server does on a full disk, while no checkpoint runs."""
         self.finish_checkpoint()
-        transactions, store = self.broker.transactions, self.store
-        if not is_expired(store, now_ms=self.clock.now_ms(), hour=12, usage=FULL_DISK):
+        broker, store = self.broker, self.store
+        if not is_expired(store, age_of=lambda _: 0, hour=12, usage=FULL_DISK):
             return
         end = store.begin + self.settings.segment_bytes
-        oldest_needed = transactions.oldest_needed_offset()
+        oldest_needed = broker.oldest_needed_offset()
         if oldest_needed is not None and oldest_needed < end:
-            transactions.move_halves_below(LogOffset(end), self.clock.now_ms())
+            broker.move_messages_below(LogOffset(end), self.clock.now_ms())
             self.end_turn()
             return
         store.remove_oldest_file()

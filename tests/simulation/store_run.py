@@ -110,7 +110,7 @@ class StoreRun:
         if len(segments) > 1 and segments[1][0] <= self.store.checkpointed_offset:
             # Count the records before they expire: after a crash they may be there or not.
             self.expired_count += sum(1 for _ in self.store.records(0, segments[1][0]))
-        expire(self.store, now_ms=self.now_ms, hour=12, read_usage=lambda: usages.pop(0))
+        expire(self.store, age_of=lambda _: 0, hour=12, read_usage=lambda: usages.pop(0))
 
     def close(self) -> None:
         assert self.store is not None

@@ -105,8 +105,10 @@ class Server:
         role: str = "all",
         conf: Mapping[str, object] | None = None,
         wait_s: float = WAIT_S,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._wait_s = wait_s  # limit for a start or a stop
+        self._environment = dict(environment or {})
         self.directory = directory
         self.data = directory / "data"
         self._role = role
@@ -166,6 +168,14 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    def wait_exit(self) -> int:
+        """Wait until the process ends by itself, and return its exit code."""
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdout is not None
+        with process.stdout:
+            return process.wait(self._wait_s)
+
     def forget_exited(self) -> None:
         """Allow another start after the process ended by itself or failed to start."""
         self._process = None
@@ -186,7 +196,7 @@ class Server:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=self.directory,
-                env={**environment, "HOME": str(self.directory)},
+                env={**environment, "HOME": str(self.directory), **self._environment},
             )
         self._startup_output = b""
         deadline_s = time.monotonic() + self._wait_s

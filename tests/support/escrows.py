@@ -215,13 +215,12 @@ class EscrowBench:
         self.store.checkpoint()
         if end >= self.store.end:
             return False
-        transactions = self.broker.transactions
-        needed_offset = transactions.oldest_needed_offset()
+        needed_offset = self.broker.oldest_needed_offset()
         if needed_offset is not None and needed_offset < end:
-            transactions.move_halves_below(end, self.now_ms)
+            self.broker.move_messages_below(LogOffset(end), self.now_ms)
             self.turn()
             self.store.checkpoint()
-            needed_offset = transactions.oldest_needed_offset()
+            needed_offset = self.broker.oldest_needed_offset()
         if needed_offset is not None and needed_offset < end:
             return False
         self.store.remove_oldest_file()

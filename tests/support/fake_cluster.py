@@ -95,6 +95,7 @@ class FakeCluster:
         self.address = ""  # of the name server
         self.route_request_count = 0
         self.is_silent = False  # the name server does not respond
+        self.route_responder: Responder | None = None  # replaces the answers of the name server
 
     def __getitem__(self, name: str) -> FakeBroker:
         return self._brokers[name]
@@ -128,6 +129,8 @@ class FakeCluster:
     def _handle_name_server(self, request: Request[Any]) -> bytes | None:
         if self.is_silent:
             return None
+        if self.route_responder is not None:
+            return self.route_responder(request)
         if request.head.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             return encode_response(
                 request, body=encode_body(ClusterInfo(broker_addr_table=self._broker_routes()))

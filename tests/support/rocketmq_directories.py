@@ -49,6 +49,8 @@ class RocketMQDirectory:
                 bytes(half.body),
                 half.properties,
                 sys_flag=8,
+                born_ms=half.born_ms,
+                born_host=half.born_host,
                 prepared_offset=half.log_offset,
             )
         )

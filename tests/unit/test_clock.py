@@ -53,11 +53,6 @@ def test_the_steady_clock_reaches_wall_time_and_never_runs_backwards(jump_ms: in
     assert abs(before_ms - clock.now_ms()) <= 1
 
 
-def test_the_steady_clock_does_not_start_before_a_recorded_time() -> None:
-    steady = SteadyClock(ManualClock(NOW_MS), not_before_ms=NOW_MS + HOUR_MS)
-    assert steady.now_ms() == NOW_MS + HOUR_MS
-
-
 class Bench:
     """A broker as the server runs it, with steady time, and wall time for stored messages."""
 

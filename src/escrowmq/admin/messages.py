@@ -33,6 +33,7 @@ MAX_TIMESTAMP_MS: Final = (1 << 63) - 1
 _SUBSCRIPTION_FLAG: Final = 4  # sysFlag of a pull that carries its own filter
 _UNIQUE_KEY_LIMIT: Final = 32
 _PULL_LIMIT: Final = 32
+_EMPTY_ROUNDS_MAX: Final = 1_000  # of one poll in which a filter skips everything
 _REFRESH_INTERVAL_S: Final = 5.0  # how often new queues and restarted brokers are looked for
 _LOG_OFFSET_POSITION: Final = 28  # of the log offset in an encoded record
 
@@ -230,11 +231,13 @@ class MessageTail:
         seconds and continues where it was. Raises NoRoute if no broker has the topic at first.
         """
         self._refresh_if_due()
-        while True:
+        messages: list[MessageView] = []
+        for _ in range(_EMPTY_ROUNDS_MAX):
             messages, has_advanced = self._pull_all()
             # A filter may skip all messages of a pull: those behind them may match.
             if messages or not has_advanced:
-                return sorted(messages, key=lambda message: message.record.stored_ms)
+                break
+        return sorted(messages, key=lambda message: message.record.stored_ms)
 
     def _refresh_if_due(self) -> None:
         """Look for new queues, and for brokers that were not reachable."""
@@ -315,7 +318,7 @@ class MessageTail:
         for queue_id, reply in zip(queue_ids, connection.call_many(pulls), strict=True):
             if reply.code not in _PULL_CODES:
                 raise connection.refusal(code, reply)
-            next_offset = int(reply.ext_fields.get("nextBeginOffset", "0"))
+            next_offset = reply.int_field("nextBeginOffset", 0)
             results[queue_id] = next_offset, list(decode_messages(reply.body, broker.name))
         return results
 

@@ -24,7 +24,7 @@ from escrowmq.client.sync_connection import SyncConnection
 from escrowmq.errors import NoRoute
 from escrowmq.message.names import retry_topic
 from escrowmq.remoting.bodies import QueueName
-from escrowmq.remoting.bodies_admin import TopicOffset, decode_queue_key, decode_queue_tables
+from escrowmq.remoting.bodies_admin import TopicOffset, decode_offset_table, decode_queue_key
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers_admin import ResetOffset
 
@@ -103,7 +103,7 @@ def apply_reset(
 
         def reset(connection: SyncConnection, header: ResetOffset = header) -> dict[str, int]:
             body = connection.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header).body
-            return dict(decode_queue_tables(bytes(body)).get("offsetTable", {}))
+            return decode_offset_table(bytes(body))
 
         for broker, table in cluster.ask_all(reset, brokers=brokers):
             applied += _applied_offsets(broker, table)

@@ -111,10 +111,10 @@ def all_progress(connection: SyncConnection) -> dict[str, GroupProgress]:
     body = connection.call(RequestCode.GET_BROKER_CONSUME_STATS, GetBrokerConsumeStats()).body
     content = _require_table(decode_queue_tables(bytes(body)))
     progress: dict[str, GroupProgress] = {}
-    for entry in content.get("consumeStatsList", ()):
+    for entry in _require_list(content.get("consumeStatsList", [])):
         for group, tables in _require_table(entry).items():
             offsets = progress.setdefault(group, {})
-            for table in tables:
+            for table in _require_list(tables):
                 offsets.update(_by_queue(table, ConsumeOffset))
     return progress
 
@@ -163,7 +163,7 @@ def broker_runtime(connection: SyncConnection) -> dict[str, str]:
 
 def uptime_s(runtime: Mapping[str, str]) -> int:
     """Return the seconds since the broker started; it says `[ 1 days, 2 hours, 3 minutes, … ]`."""
-    parts = re.findall(r"(\d+) (days|hours|minutes|seconds)", runtime.get("runtime", ""))
+    parts = re.findall(r"([0-9]{1,9}) (days|hours|minutes|seconds)", runtime.get("runtime", ""))
     return sum(int(count) * _UNITS_S[unit] for count, unit in parts)
 
 
@@ -207,4 +207,10 @@ def _by_queue(content: Any, value_type: type[Any]) -> dict[QueueName, Any]:
 def _require_table(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise BrokenBody(f"the response is not a JSON object but {type(value).__name__}")
+    return value
+
+
+def _require_list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise BrokenBody(f"the response has {type(value).__name__} where a list was expected")
     return value

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from escrowmq.admin.cluster import BrokerAddress, Cluster, error_text
 from escrowmq.client.sync_connection import OutgoingRequest, SyncConnection
-from escrowmq.errors import EscrowError, RequestRefused
+from escrowmq.errors import AmbiguousTransaction, BrokenResponse, EscrowError, RequestRefused
 from escrowmq.message import names
 from escrowmq.remoting.bodies import (
     TransactionCursors,
@@ -33,6 +34,8 @@ from escrowmq.remoting.headers import (
     TransactionHeader,
     decode_header,
 )
+
+_EMPTY_PAGES_MAX: Final = 10_000  # one after the other: a broker reads its log in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +81,32 @@ def list_transactions(
             cluster.report_failure(broker, error)
 
 
-def transaction_histories(cluster: Cluster, transaction_id: str) -> list[TransactionView]:
+def transaction_histories(
+    cluster: Cluster,
+    transaction_id: str,
+    *,
+    group: str | None = None,
+    half_offset: int | None = None,
+) -> list[TransactionView]:
     """Return the history of a transaction from each broker that has it.
 
-    More than one broker has it if the send was repeated on another broker.
+    More than one broker has it if the send was repeated on another broker. Clients choose ids, so
+    several transactions of one broker may have the same: `group` and `half_offset`, its offset in
+    the half queue, say which one is meant. Raises AmbiguousTransaction if they do not.
     """
 
     def fetch(connection: SyncConnection) -> TransactionHistory:
-        header = TransactionHeader(transaction_id=transaction_id)
+        header = TransactionHeader(
+            transaction_id=transaction_id, producer_group=group, half_offset=half_offset
+        )
         body = connection.call(RequestCode.SHOW_TRANSACTION, header).body
         return decode_body(TransactionHistory, body)
 
     histories = cluster.ask_all(fetch, ignored_codes=(ResponseCode.QUERY_NOT_FOUND,))
+    for failure in cluster.failures:
+        error = failure.error
+        if isinstance(error, RequestRefused) and error.code == ResponseCode.TRANSACTION_AMBIGUOUS:
+            raise AmbiguousTransaction(f"{failure.broker.name}: {error.remark}")
     return [TransactionView(broker, history) for broker, history in histories]
 
 
@@ -119,7 +136,7 @@ def _cursor_and_end(connection: SyncConnection, topic: str) -> tuple[int, int]:
     header = QueryConsumerOffset(consumer_group=names.CURSOR_GROUP, topic=topic, queue_id=0)
     cursor = connection.call(RequestCode.QUERY_CONSUMER_OFFSET, header)
     end = connection.call(RequestCode.GET_MAX_OFFSET, QueueHeader(topic=topic, queue_id=0))
-    return int(cursor.ext_fields["offset"]), int(end.ext_fields["offset"])
+    return cursor.int_field("offset", minimum=-1), end.int_field("offset")
 
 
 def decide_transactions(
@@ -156,18 +173,26 @@ def _list_on_broker(
 ) -> Iterator[TransactionEntry]:
     # Decided transactions are read from the log, the newest first. A half that was moved is in the
     # log twice, and its older copy comes in a later page.
-    seen: set[str] = set()
+    seen: set[tuple[str, str, str]] = set()
+    pages: set[int] = set()
+    empty_pages = 0
     while True:
         body = connection.call(RequestCode.LIST_TRANSACTIONS, request).body
         page = decode_body(TransactionList, body)
         for entry in page.transactions:
+            name = entry.group, entry.topic, entry.transaction_id
             if entry.state in ("open", "stranded"):
                 yield entry
-            elif entry.transaction_id not in seen:
-                seen.add(entry.transaction_id)
+            elif name not in seen:
+                seen.add(name)
                 yield entry
         if not page.more:
             return
+        # A broker that always says that there is more would never let the list end.
+        empty_pages = 0 if page.transactions else empty_pages + 1
+        if page.next_after in pages or empty_pages > _EMPTY_PAGES_MAX:
+            raise BrokenResponse(f"{connection.address}: the list of transactions does not end")
+        pages.add(page.next_after)
         request = msgspec.structs.replace(request, after=page.next_after)
 
 

@@ -38,6 +38,7 @@ Read in this order:
     metadata.py           topics and subscription groups that exist
     flow_control.py       limits of connections, topics and the disk
     delayed_messages.py   delay levels and timers
+    delivery_progress.py  which of them are delivered, after a crash too
     statistics.py         counters, and rates for RocketMQ's tools
     metrics.py            the same for Prometheus
 """

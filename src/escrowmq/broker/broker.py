@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
@@ -19,7 +20,7 @@ from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
 from escrowmq.broker.flow_control import FlowControl
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.admin_broker import (
     BackupProcessor,
     BrokerAdmin,
@@ -44,12 +45,16 @@ from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
+from escrowmq.escrow.recovery import TimeConversion
+from escrowmq.limited_log import LimitedLog
 from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
+from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
-from escrowmq.store.config_files import delay_offsets_file, groups_file, offsets_file, topics_file
+from escrowmq.store.commit_log import AppendResult
+from escrowmq.store.config_files import groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
 
@@ -75,6 +80,7 @@ class Broker:
         access_validator: AccessValidator | None = None,
         day_of: Callable[[int], int] = utc_day,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
+        past_times: TimeConversion | None = None,
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
     ) -> None:
         """Create a broker on an open store.
@@ -84,6 +90,8 @@ class Broker:
         access_validator: checks every request. Without a validator, every request is allowed.
         wall_ms: converts the broker's time, which never goes back, to the wall-clock time that
             messages are stamped with and that delayed messages are due by.
+        past_times: converts times that an earlier process recorded to the broker's time. Without
+            it they are believed.
         """
         self.store = store
         self.counters = BrokerCounters() if counters is None else counters
@@ -99,17 +107,25 @@ class Broker:
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups()
         self.producers: ProducerGroups[Channel] = ProducerGroups()
         self._locks = QueueLocks()
-        self.delayed_messages = DelayedMessages(
-            store, delay_offsets_file(disk), config.delay, wall_ms
-        )
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
         self._last_expiry_ms = 0
+        self._limited_log = LimitedLog(log)
         self._store_host = store_host
         self._create_processors(
-            disk, config, unique_keys, when_flushed, wall_ms, decision_piece_bytes
+            disk, config, unique_keys, when_flushed, wall_ms, past_times, decision_piece_bytes
         )
         self._create_admin_processors(disk, config, version, flush, access_validator)
+        self._tick_steps: list[Callable[[int], object]] = [
+            self.pull_processor.expire,
+            self.transactions.tick,
+            lambda now_ms: self.group_decisions.tick(),
+            self._metadata_admin.tick,
+            self._broker_admin.tick,
+            lambda now_ms: self.flow_control.update(),
+            self.delayed_messages.deliver,
+            self._expire,
+        ]
         self._handlers = {handler.code: handler for handler in self.handlers()}
         self._access_validator = access_validator
         # The access key of each channel's last heartbeat, for checks that are sent to it later.
@@ -127,9 +143,10 @@ class Broker:
         unique_keys: UniqueKeyGenerator,
         when_flushed: WhenFlushed | None,
         wall_ms: Callable[[int], int],
+        past_times: TimeConversion | None,
         decision_piece_bytes: int,
     ) -> None:
-        store, redirect = self.store, self.delayed_messages.redirect
+        store = self.store
         self.pull_processor = PullProcessor(
             store,
             self.topics,
@@ -140,13 +157,8 @@ class Broker:
             self.counters,
             broker_permission=config.broker.broker_permission,
         )
-        self.turn = Turn(
-            store,
-            when_flushed=when_flushed,
-            messages_arrived=self._messages_arrived,
-            counters=self.counters,
-            wall_ms=wall_ms,
-        )
+        self._create_turn(disk, config, when_flushed, wall_ms)
+        redirect = self.delayed_messages.redirect
         self.transactions = EndProcessor(
             store,
             disk,
@@ -160,12 +172,19 @@ class Broker:
             broker_name=config.broker.broker_name,
             age_max_ms=config.store.retention_ms,
             piece_bytes=decision_piece_bytes,
+            times=past_times,
         )
         self.group_decisions = GroupDecisions(
             store, self.turn, self.transactions, self._messages_arrived
         )
         self.send_back_processor = SendBackProcessor(
-            store, self.topics, self.groups, self._locks, redirect, self.turn
+            store,
+            self.topics,
+            self.groups,
+            self._locks,
+            redirect,
+            self.turn,
+            is_waiting=self.delayed_messages.is_waiting,
         )
         self.send_processor = SendProcessor(
             self.turn,
@@ -177,8 +196,33 @@ class Broker:
             park_plain=self.transactions.half_processor.park_plain,
             redirect=redirect,
             redirect_retry=self.send_back_processor.redirect_retry,
+            creations=partial(creations_of_request, self.topics, self.groups),
         )
         self._create_client_processors(config, wall_ms)
+
+    def _create_turn(
+        self,
+        disk: Disk,
+        config: Config,
+        when_flushed: WhenFlushed | None,
+        wall_ms: Callable[[int], int],
+    ) -> None:
+        self.turn = Turn(
+            self.store,
+            when_flushed=when_flushed,
+            messages_arrived=self._messages_arrived,
+            counters=self.counters,
+            wall_ms=wall_ms,
+        )
+        # Before the transactions: these append to the log what a crash has cut off.
+        self.delayed_messages = DelayedMessages(
+            self.store,
+            disk,
+            config.delay,
+            wall_ms,
+            on_appended=self._delayed_messages_delivered,
+            queue_count=self.topics.queue_count,
+        )
 
     def _create_client_processors(self, config: Config, wall_ms: Callable[[int], int]) -> None:
         self._reply_processor = ReplyProcessor(
@@ -310,6 +354,12 @@ class Broker:
     def _messages_arrived(self, records: Sequence[Appendable]) -> None:
         self.pull_processor.messages_arrived(records, self._now_ms)
 
+    def _delayed_messages_delivered(
+        self, records: Sequence[NewRecord], results: Sequence[AppendResult]
+    ) -> None:
+        self.counters.record_append((), records, results)
+        self._messages_arrived(records)
+
     # --- turns -----------------------------------------------------------------------------------
 
     def end_turn(self, now_ms: int) -> bool:
@@ -336,24 +386,35 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""
         self._now_ms = now_ms
-        self.pull_processor.expire(now_ms)
-        self.transactions.tick(now_ms)
-        self.group_decisions.tick()
-        self._metadata_admin.tick(now_ms)
-        self._broker_admin.tick(now_ms)
-        self.flow_control.update()
-        due = self.delayed_messages.find_due(now_ms)
-        if due.records:
-            self.turn.add_records(
-                due.records,
-                on_stored=lambda _: self.delayed_messages.mark_delivered(due),
-                waits_for_flush=False,
-            )
+        for step in self._tick_steps:
+            # A bug in one step must not stop the others, and above all not the process.
+            try:
+                step(now_ms)
+            except Exception:
+                self._limited_log.exception(now_ms, "periodic work failed step=%s", step)
+
+    def _expire(self, now_ms: int) -> None:
         if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:
             self._last_expiry_ms = now_ms
             self.client_processor.expire(now_ms)
             self.flow_control.purge_idle(now_ms)
             self.counters.purge(self.topics.configs(), self.groups.configs())
+
+    # --- segments that expire --------------------------------------------------------------------
+
+    def oldest_needed_offset(self) -> LogOffset | None:
+        """Return the log offset below which no open half and no delayed message is stored.
+
+        None: nothing is needed. The start of the log: nothing may be deleted now.
+        """
+        needed = [self.transactions.oldest_needed_offset()]
+        needed.append(self.delayed_messages.oldest_needed_offset())
+        return min((offset for offset in needed if offset is not None), default=None)
+
+    def move_messages_below(self, log_offset: LogOffset, now_ms: int) -> None:
+        """Append open halves and delayed messages below `log_offset` again, some per call."""
+        self.transactions.move_halves_below(log_offset, now_ms)
+        self.delayed_messages.move_below(log_offset, now_ms)
 
     def channel_closed(self, channel: Channel) -> None:
         self._access_keys.pop(channel, None)
@@ -382,15 +443,16 @@ class Broker:
         self.save_delayed_messages()
 
     def save_delayed_messages(self) -> None:
-        if self.delayed_messages.is_dirty:
+        if self.delayed_messages.needs_save:
             self.delayed_messages.save()
 
     def save_offsets(self) -> None:
         self._save_tables()
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
-            self._saved_offsets_version = self.offsets.version
+            version = self.offsets.version
             self._offsets_file.save(offsetTable=self.offsets.dump())
+            self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:
         if self.topics.is_dirty:

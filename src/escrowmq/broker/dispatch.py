@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.errors import (
+    AmbiguousTransaction,
     BrokenBody,
     ConfigError,
     CorruptRecord,
@@ -30,6 +31,7 @@ from escrowmq.errors import (
     RequestRefused,
     StoreError,
     StoreFull,
+    StoreUnavailable,
     TableFull,
     TooManyOpenTransactions,
     TransactionConflict,
@@ -164,11 +166,13 @@ RESPONSE_CODES: Final[ErrorCodes] = {
     TableFull: ResponseCode.SYSTEM_BUSY,
     RecordRefused: ResponseCode.MESSAGE_ILLEGAL,
     StoreFull: ResponseCode.SERVICE_NOT_AVAILABLE,
+    StoreUnavailable: ResponseCode.SYSTEM_BUSY,
     FlushTimeout: ResponseCode.FLUSH_DISK_TIMEOUT,
     StoreError: ResponseCode.SYSTEM_ERROR,
     TooManyOpenTransactions: ResponseCode.SYSTEM_BUSY,
     TransactionNotFound: ResponseCode.QUERY_NOT_FOUND,
     TransactionConflict: ResponseCode.TRANSACTION_CONFLICT,
+    AmbiguousTransaction: ResponseCode.TRANSACTION_AMBIGUOUS,
     WriterFenced: ResponseCode.TRANSACTION_FENCED,
 }
 NO_OVERRIDES: Final[ErrorCodes] = {}

@@ -1,6 +1,7 @@
 """Flow control: refuse sends with SYSTEM_BUSY before memory or disk is at risk.
 
-There are three limits: on what one connection sends, on what is sent to one topic, and on how much
+Replies and messages that consumers send back are stored like sends, so they are limited too. There
+are three limits: on what one connection sends, on what is sent to one topic, and on how much
 of the log the disk has not written yet. As long as none is set or reached, `is_limiting` is False
 and the broker does not call flow control at all.
 
@@ -17,9 +18,12 @@ from typing import Any, Final
 
 from escrowmq.broker.dispatch import Channel, HandlerFunction
 from escrowmq.config import OverloadConfig
-from escrowmq.errors import BrokenBody, RequestRefused
+from escrowmq.errors import BrokenBody, CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.message.batch import decode_batch
+from escrowmq.message.names import retry_topic
+from escrowmq.message.record import LogOffset
 from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.headers import ConsumerSendMessageBack
 from escrowmq.remoting.requests import Request
 from escrowmq.store.store import MessageStore
 
@@ -57,7 +61,9 @@ class FlowControl:
         self, function: HandlerFunction, channel: Channel, request: Request[Any], now_ms: int
     ) -> None:
         """Call the handler function of a send, or raise RequestRefused with SYSTEM_BUSY."""
-        config, topic = self._config, request.head.fields.topic
+        config, fields = self._config, request.head.fields
+        is_send_back = type(fields) is ConsumerSendMessageBack
+        topic = retry_topic(fields.group) if is_send_back else fields.topic
         if self.is_disk_behind:
             self._refuse(
                 UNFLUSHED,
@@ -81,7 +87,17 @@ class FlowControl:
         function(channel, request, now_ms)
         # A send that the handler refused raised above and costs nothing.
         for bucket, counts_bytes in charged:
-            bucket.tokens -= len(request.body) if counts_bytes else _message_count(request)
+            if is_send_back:
+                bucket.tokens -= self._record_bytes(fields.offset) if counts_bytes else 1
+            else:
+                bucket.tokens -= len(request.body) if counts_bytes else _message_count(request)
+
+    def _record_bytes(self, log_offset: int) -> int:
+        """Return the size of the body that a send-back stores again."""
+        try:
+            return len(self._store.record_at(LogOffset(log_offset)).body)
+        except (RecordNotFound, CorruptRecord):
+            return 0
 
     def purge_idle(self, now_ms: int) -> None:
         """Drop the buckets that are full again; a new one would be the same."""

@@ -10,7 +10,8 @@ members are connected.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -20,7 +21,6 @@ from escrowmq.errors import RequestRefused
 from escrowmq.message import names
 from escrowmq.message.names import (
     BENCHMARK_TOPIC,
-    BROKER_ONLY_TOPICS,
     NAME_PATTERN,
     OFFSET_MOVED_TOPIC,
     RETRY_PREFIX,
@@ -28,7 +28,10 @@ from escrowmq.message.names import (
     SYSTEM_GROUPS,
     TEMPLATE_TOPIC,
     TIMER_TOPIC,
+    has_control_characters,
+    is_closed_group,
     is_system_topic,
+    is_writable_topic,
     reply_topic,
     topic_name_error,
 )
@@ -50,6 +53,15 @@ def check_topic_name(topic: str) -> None:
     """Raise RequestRefused if a topic cannot have this name."""
     if error := topic_name_error(topic):
         raise RequestRefused(ResponseCode.INVALID_PARAMETER, error)
+
+
+def check_is_printable(kind: str, name: str) -> None:
+    """Raise RequestRefused if a name has control characters, of which line breaks are the worst."""
+    if has_control_characters(name):
+        raise RequestRefused(
+            ResponseCode.INVALID_PARAMETER,
+            f"{kind} {name[:_SHOWN_LENGTH_MAX]!r} contains control characters",
+        )
 
 
 def is_valid_group_name(name: str) -> bool:
@@ -81,6 +93,7 @@ class TopicTable:
         self._topics = file.entries("topicConfigTable", TopicConfig)
         self.version: DataVersion = file.version()
         self.is_dirty = False
+        self._staged: list[tuple[TopicConfig, int]] | None = None
         # Number of queues of each topic that clients may send to. Every send reads it.
         self.sendable_queue_counts: dict[str, int] = {}
         self._create_system_topics()
@@ -142,13 +155,18 @@ class TopicTable:
         if topic.startswith(RETRY_PREFIX):
             return self.ensure(topic, queue_count=1, now_ms=now_ms)
         parent = self._topics.get(template)
-        if parent is None or not parent.perm & PERM_INHERIT:
-            return None
-        if template == TEMPLATE_TOPIC and not self._config.creates_topics:
+        # The topics of the cluster and of the broker are templates too, as is any that an operator
+        # has created with this permission. The setting holds for all of them.
+        if not self._config.creates_topics or parent is None or not parent.perm & PERM_INHERIT:
             return None
         count = max(0, min(queue_count, parent.write_queue_nums))
         perm = parent.perm & ~PERM_INHERIT
         return self.ensure(topic, queue_count=count, perm=perm, now_ms=now_ms)
+
+    def queue_count(self, topic: str) -> int | None:
+        """Return the number of queues of a topic; None if there is no such topic."""
+        config = self._topics.get(topic)
+        return None if config is None else max(config.read_queue_nums, config.write_queue_nums)
 
     def ensure(
         self, topic: str, *, queue_count: int, now_ms: int, perm: int = PERM_READ | PERM_WRITE
@@ -157,8 +175,25 @@ class TopicTable:
         config = self._topics.get(topic)
         if config is None:
             config = _new_topic(topic, queue_count, perm)
-            self.put(config, now_ms=now_ms)
+            if self._staged is None:
+                self.put(config, now_ms=now_ms)
+            else:
+                self._topics[topic] = config
+                self._staged.append((config, now_ms))
         return config
+
+    def stage_creations(self) -> None:
+        """Let topics that are created from now on wait for `end_creations()`."""
+        self._staged = []
+
+    def end_creations(self, *, is_kept: bool) -> None:
+        """Keep the topics that were created since `stage_creations()`, or forget them."""
+        staged, self._staged = self._staged or [], None
+        for config, now_ms in staged:
+            if is_kept:
+                self.put(config, now_ms=now_ms)
+            else:
+                del self._topics[config.topic_name]
 
     def save(self) -> None:
         self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
@@ -170,7 +205,7 @@ class TopicTable:
 
     def _update_queue_count(self, config: TopicConfig) -> None:
         name = config.topic_name
-        is_closed = name in BROKER_ONLY_TOPICS or name.startswith(RETRY_PREFIX)
+        is_closed = not is_writable_topic(name) or name.startswith(RETRY_PREFIX)
         if is_closed or not config.perm & PERM_WRITE:
             self.sendable_queue_counts.pop(name, None)
         else:
@@ -198,6 +233,7 @@ class TopicTable:
             (names.STRANDED_TOPIC, 1, read_write),
             (names.JOURNAL_TOPIC, 1, read_write),
             (names.DECISION_TOPIC, 1, read_write),
+            (names.DELIVERY_TOPIC, 1, read_write),
             (TIMER_TOPIC, 1, read_write),
         ]
         template = self._topics.get(TEMPLATE_TOPIC)
@@ -233,6 +269,7 @@ class SubscriptionGroups:
         self._groups = file.entries("subscriptionGroupTable", GroupConfig)
         self.version: DataVersion = file.version()
         self.is_dirty = False
+        self._staged: list[tuple[GroupConfig, int]] | None = None
         for name in SYSTEM_GROUPS:
             self._groups.setdefault(name, GroupConfig(group_name=name))
 
@@ -249,10 +286,28 @@ class SubscriptionGroups:
     def get_or_create(self, name: str, *, now_ms: int) -> GroupConfig | None:
         """Return the group, created if need be; None if the settings or its name forbid that."""
         config = self._groups.get(name)
-        if config is None and self.auto_create and is_valid_group_name(name):
+        can_create = self.auto_create and is_valid_group_name(name) and not is_closed_group(name)
+        if config is None and can_create:
             config = GroupConfig(group_name=name)
-            self.put(config, now_ms=now_ms)
+            if self._staged is None:
+                self.put(config, now_ms=now_ms)
+            else:
+                self._groups[name] = config
+                self._staged.append((config, now_ms))
         return config
+
+    def stage_creations(self) -> None:
+        """Let groups that are created from now on wait for `end_creations()`."""
+        self._staged = []
+
+    def end_creations(self, *, is_kept: bool) -> None:
+        """Keep the groups that were created since `stage_creations()`, or forget them."""
+        staged, self._staged = self._staged or [], None
+        for config, now_ms in staged:
+            if is_kept:
+                self.put(config, now_ms=now_ms)
+            else:
+                del self._groups[config.group_name]
 
     def require(self, name: str, *, now_ms: int) -> GroupConfig:
         """Return the group, created if need be. Raise SUBSCRIPTION_GROUP_NOT_EXIST."""
@@ -279,3 +334,24 @@ class SubscriptionGroups:
     def save(self) -> None:
         self._file.save(subscriptionGroupTable=self._groups, dataVersion=self.version)
         self.is_dirty = False
+
+
+# --- creation by requests ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def creations_of_request(topics: TopicTable, groups: SubscriptionGroups) -> Iterator[None]:
+    """Keep what is created in this block only if it ends without an error.
+
+    A request may create a topic or a group before it is refused for another reason. A refused
+    request has no effect, so both are forgotten then.
+    """
+    topics.stage_creations()
+    groups.stage_creations()
+    is_kept = False
+    try:
+        yield
+        is_kept = True
+    finally:
+        topics.end_creations(is_kept=is_kept)
+        groups.end_creations(is_kept=is_kept)

@@ -129,6 +129,28 @@ BUSY_REFUSALS: Final = Counter(
     "Sends that were refused with SYSTEM_BUSY. The limit is connection, topic or unflushed.",
     ("limit",),
 )
+DELAYED_WAITING: Final = Gauge(
+    "escrowmq_delayed_messages_waiting", "Delayed messages, timers and retries that wait."
+)
+DELAYED_DELIVERED: Final = Counter(
+    "escrowmq_delayed_messages_delivered_total",
+    "Delayed messages, timers and retries that were delivered.",
+)
+DELAYED_SET_ASIDE: Final = Gauge(
+    "escrowmq_delayed_messages_set_aside",
+    "Delayed messages that are due and could not be delivered. Each is tried again every minute.",
+)
+DELAYED_FAILURES: Final = Counter(
+    "escrowmq_delayed_messages_failures_total", "Attempts to deliver a delayed message that failed."
+)
+DELAYED_MOVED: Final = Counter(
+    "escrowmq_delayed_messages_moved_total",
+    "Delayed messages that were stored again because their segment expired.",
+)
+DELAYED_LOST: Final = Counter(
+    "escrowmq_delayed_messages_lost_total",
+    "Delayed messages that were damaged or deleted before they could be delivered.",
+)
 APPEND_RECORDS: Final = Histogram("escrowmq_append_records", "Records in one write of the log.")
 SEND_SECONDS: Final = Histogram(
     "escrowmq_send_seconds",
@@ -229,6 +251,7 @@ class BrokerMetrics:
         yield from self._connection_metrics()
         yield from self._lag_metrics()
         yield from self._log_metrics()
+        yield from self._delay_metrics()
         yield from self._request_metrics()
 
     def _table_metrics(self) -> Iterator[Samples]:
@@ -331,6 +354,16 @@ class BrokerMetrics:
         except (RecordNotFound, CorruptRecord):
             return []
         return [] if record is None else [(STORAGE, max(0, self._now_ms() - record.stored_ms))]
+
+    def _delay_metrics(self) -> Iterator[Samples]:
+        delayed_messages = self._broker.delayed_messages
+        counters = delayed_messages.counters
+        yield DELAYED_WAITING.value(delayed_messages.waiting_count)
+        yield DELAYED_DELIVERED.value(counters.delivered)
+        yield DELAYED_SET_ASIDE.value(delayed_messages.set_aside_count)
+        yield DELAYED_FAILURES.value(counters.failed_attempts)
+        yield DELAYED_MOVED.value(counters.moved)
+        yield DELAYED_LOST.value(counters.lost)
 
     def _request_metrics(self) -> Iterator[Samples]:
         counters = self._broker.counters

@@ -190,9 +190,17 @@ class Turn:
             log.exception("append failed records=%d", len(records))
             self._refuse_all(sends, pending, StoreFailed(f"internal error: {error}"))
             return
+        try:
+            for append in pending:
+                append.on_stored(results)
+        except Exception as error:
+            # The records are in the log, but memory does not know what they mean: a decision could
+            # be made twice. Only a restart reads the truth, so nothing more may be written.
+            log.exception("stored records could not be applied records=%d", len(records))
+            self._store.fail(error)
+            self._respond_all(sends, pending, results, ResponseCode.SYSTEM_ERROR)
+            return
         self._counters.record_append(sends, records, results)
-        for append in pending:
-            append.on_stored(results)
         self._messages_arrived(records)
         self._respond_when_durable(sends, pending, results)
 

@@ -20,12 +20,14 @@ What always holds:
   - a call ends once: with a response, NotSent (it had no effect) or OutcomeUnknown (it may have);
   - a message keeps its unique key in every attempt and every delivery;
   - a consumer never commits an offset beyond a message that is not done;
-  - a client belongs to the process and event loop that created it.
+  - a client belongs to the process and event loop that created it;
+  - whatever a server answers, a call returns, and fails only with an error of `errors.py`.
 
 Modules, in reading order:
 
     messages.py         Message, ReceivedMessage, MessageQueue, SendResult; namespaces
     access.py           Access: account and TLS
+    callbacks.py        calls functions of the application, which may raise anything
     connection.py       one asyncio connection with its calls; the pool of a client
     topic_route.py      the queues of one topic and the addresses of their brokers
     routes.py           the routes of a client's topics, cached

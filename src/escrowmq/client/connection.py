@@ -105,7 +105,7 @@ class ClientConnection(asyncio.Protocol):
         within `timeout_s` or the connection closes before it does.
         """
         if not self._can_write.is_set():
-            await self._can_write.wait()
+            await self.drain(timeout_s)
         if self._transport is None:
             raise NotSent(f"the connection to {self.address} is closed")
         loop = asyncio.get_running_loop()
@@ -143,9 +143,17 @@ class ClientConnection(asyncio.Protocol):
             raise NotSent(f"the connection to {self.address} is closed")
         self._write(self._protocol.send_oneway(code, fields, body, remark=remark))
 
-    async def drain(self) -> None:
-        """Wait until the socket's buffer has room. Call it before many one-way requests."""
-        await self._can_write.wait()
+    async def drain(self, timeout_s: float = RESPONSE_TIMEOUT_S) -> None:
+        """Wait until the socket's buffer has room. Call it before many one-way requests.
+
+        Raises NotSent after `timeout_s`, and gives the connection up: the peer reads nothing.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._can_write.wait()
+        except TimeoutError:
+            self._abort()
+            raise NotSent(f"{self.address} has read nothing for {timeout_s:g} s") from None
 
     def write(self, data: bytes) -> None:
         """Write an encoded response to a request of the broker. Ignored once closed."""
@@ -156,6 +164,11 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
         if self._transport is not None:
             self._transport.close()
+
+    def _abort(self) -> None:
+        """Give the connection up at once, without waiting for a peer that may read nothing."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def _write(self, data: bytes) -> None:
         # The first write of a turn goes to the socket at once, so that a single call is not
@@ -206,7 +219,11 @@ class ClientConnection(asyncio.Protocol):
                     self.write(encode_error(event.request, event.error))
         except RemoteProtocolError as error:
             log.warning("connection closed address=%s: protocol error: %s", self.address, error)
-            self.close()
+            self._abort()
+        except Exception:
+            # A bug, or a request that no handler expected. What follows in the stream is lost.
+            log.exception("connection closed address=%s: a request failed", self.address)
+            self._abort()
 
     def pause_writing(self) -> None:
         self._can_write.clear()

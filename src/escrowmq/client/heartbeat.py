@@ -18,6 +18,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from escrowmq.client.access import Access
+from escrowmq.client.callbacks import keep_running
 from escrowmq.client.connection import (
     RESPONSE_TIMEOUT_S,
     ClientConnection,
@@ -142,7 +143,7 @@ class ProducerHeartbeat:
 
     def start(self) -> None:
         if self._task is None:
-            self._task = asyncio.ensure_future(self._run())
+            self._task = asyncio.ensure_future(keep_running("heartbeat", self._run))
 
     def register_soon(self) -> None:
         """Register with all brokers now, because a checker was added."""

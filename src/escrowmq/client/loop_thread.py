@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import importlib
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from escrowmq.errors import LocalProtocolError
+from escrowmq.errors import LocalProtocolError, OutcomeUnknown
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ALIVE_CHECK_S: Final = 1.0  # how often a waiting call looks whether the event loop still runs
 
 
 def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -32,7 +36,7 @@ def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -
         )
     call = _Call(loop, coroutine)
     loop.call_soon_threadsafe(call.start)
-    return call.wait()
+    return call.wait(_loop_thread.get())
 
 
 class _Call(Generic[T]):
@@ -52,9 +56,11 @@ class _Call(Generic[T]):
         self._task = self._loop.create_task(self._coroutine, context=self._context)
         self._task.add_done_callback(lambda _: self._done.release())
 
-    def wait(self) -> T:
+    def wait(self, loop_thread: _LoopThread) -> T:
         try:
-            self._done.acquire()
+            while not self._done.acquire(timeout=ALIVE_CHECK_S):
+                if not loop_thread.is_alive:
+                    raise OutcomeUnknown("the event loop of the blocking clients has ended")
         except BaseException:  # KeyboardInterrupt: the result is not needed any more
             self._loop.call_soon_threadsafe(self._cancel)
             raise
@@ -114,10 +120,21 @@ os.register_at_fork(after_in_child=PerProcess.reset_after_fork)
 class _LoopThread:
     def __init__(self) -> None:
         self.loop = _new_loop()
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="escrowmq-client", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="escrowmq-client", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        # A task that raises SystemExit or KeyboardInterrupt ends `run_forever`. The calls of all
+        # other threads wait for this loop, so it continues.
+        while not self.loop.is_closed():
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                log.critical("the event loop was interrupted and continues", exc_info=True)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     @property
     def is_current(self) -> bool:

@@ -129,13 +129,19 @@ class ReceivedMessage:
         return self.properties.get(TX_NAME, "")
 
 
-def to_received_message(record: StoredRecord, broker: str = "") -> ReceivedMessage:
-    """Convert a stored record. Raises BrokenBody if its body cannot be decompressed."""
+def to_received_message(
+    record: StoredRecord, broker: str = "", *, body_bytes_max: int = BODY_BYTES_MAX
+) -> ReceivedMessage:
+    """Convert a stored record.
+
+    Raises BrokenBody if its body cannot be decompressed, or would have more than `body_bytes_max`
+    bytes.
+    """
     properties = decode_properties(record.properties)
     offset_id = encode_offset_id(record.store_host, record.log_offset)
     return ReceivedMessage(
         topic=record.topic,
-        body=decompress_body(record.body, record.sys_flag, body_bytes_max=BODY_BYTES_MAX),
+        body=decompress_body(record.body, record.sys_flag, body_bytes_max=body_bytes_max),
         keys=properties.get(names.KEYS, ""),
         tags=properties.get(names.TAGS, ""),
         properties=properties,

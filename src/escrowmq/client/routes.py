@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ConnectionPool
 from escrowmq.client.messages import MessageQueue
@@ -30,6 +30,8 @@ from escrowmq.remoting.headers import Header
 from escrowmq.remoting.headers_admin import GetRoute
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ROUTE_TTL_S: Final = 60.0  # RocketMQ's clients refresh every 30 s, and so do producers of ours
 DEFAULT_QUEUE_COUNT: Final = 4
@@ -138,9 +140,7 @@ class Routes:
 
         Raises TransportError or RequestRefused if no name server can say.
         """
-        reply = await self._call_any(RequestCode.GET_BROKER_CLUSTER_INFO, None)
-        brokers = decode_body(ClusterInfo, reply.body).broker_addr_table.values()
-        return {b.broker_addrs[MASTER_ID] for b in brokers if MASTER_ID in b.broker_addrs}
+        return await self._call_any(RequestCode.GET_BROKER_CLUSTER_INFO, None, _masters)
 
     # --- requests to name servers ----------------------------------------------------------------
 
@@ -162,20 +162,28 @@ class Routes:
     async def _fetch(self, topic: str) -> Route:
         fields = GetRoute(topic=topic, accept_standard_json_only=True)
         try:
-            reply = await self._call_any(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+            return await self._call_any(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC,
+                fields,
+                lambda reply: parse_route(topic, decode_body(TopicRoute, reply.body)),
+            )
         except RequestRefused as error:
             raise NoRoute(f"no broker has topic {topic}") from error
-        return parse_route(topic, decode_body(TopicRoute, reply.body))
 
-    async def _call_any(self, code: int, fields: Header | None) -> Reply:
-        """Call one name server after the other until one responds, starting with the next."""
+    async def _call_any(self, code: int, fields: Header | None, decode: Callable[[Reply], T]) -> T:
+        """Call one name server after the other until one responds, starting with the next.
+
+        `decode` reads the response. A name server whose response cannot be read counts as one that
+        does not respond.
+        """
         first = next(self._next_server)
         failure: NotSent | None = None
         for number in range(len(self._servers)):
             address = self._servers[(first + number) % len(self._servers)]
             try:
                 connection = await self._pool.get(address)
-                return await connection.call_checked(code, fields, timeout_s=RESPONSE_TIMEOUT_S)
+                reply = await connection.call_checked(code, fields, timeout_s=RESPONSE_TIMEOUT_S)
+                return decode(reply)
             except RequestRefused as error:
                 if error.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise
@@ -183,6 +191,11 @@ class Routes:
             except (ClientClosed, WrongProcess):
                 raise
             except (TransportError, BrokenBody) as error:
-                failure = NotSent(str(error))
+                failure = NotSent(f"{address}: {error}")
         assert failure is not None
         raise failure
+
+
+def _masters(reply: Reply) -> set[str]:
+    brokers = decode_body(ClusterInfo, reply.body).broker_addr_table.values()
+    return {b.broker_addrs[MASTER_ID] for b in brokers if MASTER_ID in b.broker_addrs}

@@ -54,6 +54,8 @@ _READ_AHEAD_BYTES: Final = 4096
 # A part of at least this size is passed to the socket as it is; smaller ones are joined first,
 # because a system call for each would cost more than the copy.
 _LARGE_PART_BYTES: Final = 32 << 10
+# A peer that sends a response byte by byte would keep the caller waiting for days.
+_SLOWEST_BYTES_PER_S: Final = 64 << 10
 
 
 class OutgoingRequest(NamedTuple):
@@ -67,7 +69,8 @@ class OutgoingRequest(NamedTuple):
 class SyncConnection:
     """A connection to `address` (HOST:PORT). The constructor opens it, and raises NotSent.
 
-    `timeout_s` limits the wait for the next bytes of a response. Every method raises
+    `timeout_s` limits the wait for the next bytes of a response, and for the whole response too,
+    with a second more for each `_SLOWEST_BYTES_PER_S` bytes of it. Every method raises
     OutcomeUnknown if the connection breaks, if it times out, or if the peer does not speak the
     remoting protocol. The connection is then closed, and every later use raises NotSent.
     """
@@ -90,6 +93,7 @@ class SyncConnection:
         self._chunk = b""  # what was read ahead: chunk[position:]
         self._position = 0
         self._is_open = True
+        self._deadline_s = math.inf  # of the response that is being read
         self._socket = _open_socket(address, access, min(timeout_s, CONNECT_TIMEOUT_S))
         self._socket.settimeout(timeout_s)
 
@@ -181,6 +185,8 @@ class SyncConnection:
             received_opaque, reply = self.receive()
             if received_opaque in self._awaited:
                 self._replies[received_opaque] = reply
+                # Others were waiting for it in the same connection, so this is progress.
+                deadline_s = self._clock.elapsed_s() + self.timeout_s
         del self._awaited[opaque]
         return self._replies.pop(opaque)
 
@@ -213,9 +219,11 @@ class SyncConnection:
         The caller must read the body with `receive_into` next, unless it is empty. Brokers send
         requests to members of groups only; a SyncConnection is none, so requests are skipped.
         """
+        self._deadline_s = self._clock.elapsed_s() + self.timeout_s
         while True:
             try:
                 serializer, header_length, body_bytes = decode_prefix(self._read(_PREFIX_BYTES))
+                self._deadline_s += (header_length + body_bytes) / _SLOWEST_BYTES_PER_S
                 command = decode_command(serializer, self._read(header_length))
             except RemoteProtocolError as error:
                 self._fail(
@@ -226,6 +234,8 @@ class SyncConnection:
                 self._connection.end_call(command.opaque)
                 return command, body_bytes
             self._read(body_bytes)
+            if self._clock.elapsed_s() > self._deadline_s:
+                self._fail(OutcomeUnknown(f"{self.address} sends requests and no response"))
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill the buffer with the next bytes of the connection."""
@@ -264,6 +274,9 @@ class SyncConnection:
     def _receive_some(self, buffer: memoryview) -> int:
         if not self._is_open:
             raise NotSent(f"{self.address}: the connection is closed")
+        if self._clock.elapsed_s() > self._deadline_s:
+            oldest = self._connection.oldest_call
+            self._fail(self._timed_out(None if oldest is None else oldest.code))
         try:
             received = self._socket.recv_into(buffer)
         except TimeoutError as error:
@@ -299,17 +312,17 @@ def _open_socket(address: str, access: Access, timeout_s: float) -> socket.socke
     context = access.ssl_context()
     try:
         opened = socket.create_connection((host, port), timeout=timeout_s)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: the name of the host is impossible
         raise NotSent(f"{address} cannot be reached: {_os_error_text(error)}") from error
     try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is None:
             return opened
         return context.wrap_socket(opened, server_hostname=host)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         opened.close()
         raise NotSent(f"{address} cannot be reached: {_os_error_text(error)}") from error
 
 
-def _os_error_text(error: OSError) -> str:
-    return error.strerror or str(error)
+def _os_error_text(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)

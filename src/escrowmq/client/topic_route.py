@@ -6,15 +6,18 @@ and Spark's tasks run no event loop and should start quickly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from escrowmq.client.messages import MessageQueue
-from escrowmq.remoting.bodies import TopicRoute
+from escrowmq.errors import BrokenResponse
+from escrowmq.remoting.bodies import QueueRoute, TopicRoute
 
 MASTER_ID: Final = 0
 _READ_PERMISSION: Final = 4
 _WRITE_PERMISSION: Final = 2
+QUEUES_MAX: Final = 100_000  # of one topic; a route with more is refused before they are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool =
     """Return the queues that a name server lists for a topic, sorted by broker and number.
 
     A broker without a master is left out, because it takes no sends. With `include_replicas` its
-    queues are readable, and `reader_addresses` has the replica with the lowest number.
+    queues are readable, and `reader_addresses` has the replica with the lowest number. A broker
+    that is listed twice counts once. Raises BrokenResponse for an impossible number of queues.
     """
     masters = {
         broker.broker_name: broker.broker_addrs[MASTER_ID]
@@ -47,9 +51,11 @@ def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool =
             for broker in topic_route.broker_datas
             if broker.broker_addrs
         }
+    entries = {entry.broker_name: entry for entry in topic_route.queue_datas}
+    _check_queue_counts(topic, entries.values())
     writable: list[MessageQueue] = []
     readable: list[MessageQueue] = []
-    for entry in sorted(topic_route.queue_datas, key=lambda entry: entry.broker_name):
+    for entry in sorted(entries.values(), key=lambda entry: entry.broker_name):
         for permission, count, addresses, queues in (
             (_WRITE_PERMISSION, entry.write_queue_nums, masters, writable),
             (_READ_PERMISSION, entry.read_queue_nums, readers, readable),
@@ -59,3 +65,15 @@ def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool =
                     MessageQueue(topic, entry.broker_name, queue_id) for queue_id in range(count)
                 )
     return Route(topic, tuple(writable), tuple(readable), masters, readers)
+
+
+def _check_queue_counts(topic: str, entries: Iterable[QueueRoute]) -> None:
+    total = 0
+    for entry in entries:
+        counts = (entry.read_queue_nums, entry.write_queue_nums)
+        total += max(counts)
+        if min(counts) < 0 or total > QUEUES_MAX:
+            raise BrokenResponse(
+                f"the route of topic {topic} has {counts[0]} readable and {counts[1]} writable "
+                f"queues on broker {entry.broker_name[:100]!r}; a topic has at most {QUEUES_MAX}"
+            )

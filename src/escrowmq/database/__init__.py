@@ -6,13 +6,14 @@ neither does.
 1. Begin.   The binding opens a database transaction and inserts a marker row with the
             transaction's id.                                     (transaction.py, marker.py)
 2. Work.    The application changes its tables and sends messages. The broker parks them as half
-            messages.                                                        (transaction.py)
+            messages. Each send first proves that the database transaction is still that of the
+            marker. Messages of a savepoint get a marker inside it.           (transaction.py)
 3. Commit.  The database commits the work and the marker together. Then the binding tells the
-            broker the verdict.                                              (transaction.py)
+            broker the verdict. After an error it asks the marker first.     (transaction.py)
 4. Check.   If the verdict does not arrive, because the process died or the network failed, the
             broker asks any process of the group. The marker row is the answer.   (marker.py)
-5. Purge.   Markers that no check can need any more are deleted in the background.
-                                                                             (transaction.py)
+5. Purge.   Markers that no check can need any more are deleted in the background, by the clock of
+            the database.                                         (transaction.py, marker.py)
 
     application ── work ──> database: rows + marker ── commit
          │                                ▲

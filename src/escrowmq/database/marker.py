@@ -10,6 +10,12 @@ there, the checker tries to insert a tombstone under the same id:
     the tombstone is inserted        the owner rolled back, died or never     ROLLBACK, for ever:
                                      began                                    the owner's own insert
                                                                               fails from now on
+
+The messages that are sent inside a savepoint have a marker of their own, inserted inside it, so the
+database undoes it with the savepoint.
+
+All times are those of the database: a marker is stamped and aged by one clock, so a process whose
+clock is wrong can neither stamp a marker that looks old nor delete one that is young.
 """
 
 from __future__ import annotations
@@ -22,8 +28,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from escrowmq.client.messages import ReceivedMessage
+from escrowmq.clock import Clock
 from escrowmq.errors import ConfigError
-from escrowmq.message.names import TX_ID
+from escrowmq.message.names import TX_ID, TX_TIME
 from escrowmq.message.transaction import Verdict
 
 log = logging.getLogger(__name__)
@@ -37,6 +44,7 @@ _VERDICTS: Final = {COMMITTED: Verdict.COMMIT, TOMBSTONE: Verdict.ROLLBACK}
 ID_CHARS_MAX: Final = 64
 _ID_PREFIX: Final = "escrow-"
 _DATABASE_SEPARATOR: Final = "@"
+_TIME_DIGITS_MAX: Final = 18
 
 HOUR_MS: Final = 3_600_000
 # A broker can check a transaction as long as it keeps its log: 72 hours by default.
@@ -48,11 +56,25 @@ TRANSACTION_MAX_MS: Final = HOUR_MS
 INBOX_RETENTION_MS: Final = 168 * HOUR_MS
 PURGE_BATCH_ROWS: Final = 500  # rows that are deleted in one transaction
 
+# How far the clock of a database may gain on ours before it counts as set, and not as fast.
+CLOCK_SLACK_MS: Final = 60_000
+
+# The time of the database in milliseconds since 1970, as an expression of its SQL. The functions of
+# MySQL for milliseconds depend on the time zone of the session, so its times are whole seconds.
+# SQLite runs in the process and has the clock of its machine.
+NOW_MS_SQL: Final = {
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+    "mysql": "(UNIX_TIMESTAMP() * 1000)",
+    "mariadb": "(UNIX_TIMESTAMP() * 1000)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+}
+
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
 # PostgreSQL: lock not available, serialization failure, deadlock.
 _LOCK_SQLSTATES: Final = {"55P03", "40001", "40P01"}
 # MySQL and MariaDB: lock wait timeout, deadlock, NOWAIT.
 _LOCK_ERROR_NUMBERS: Final = {1205, 1213, 3572}
+_NO_SUCH_SAVEPOINT: Final = 1305  # MySQL and MariaDB
 
 
 def new_transaction_id(database: str = "") -> str:
@@ -88,6 +110,54 @@ def transaction_id_of(message: ReceivedMessage) -> str | None:
     return None
 
 
+def began_ms(message: ReceivedMessage) -> int:
+    """Return when the marker of a message was inserted, by the clock of the database.
+
+    A message of an older release does not say it; then it is when the message was created.
+    """
+    text = message.properties.get(TX_TIME, "")
+    is_time = text.isascii() and text.isdigit() and len(text) <= _TIME_DIGITS_MAX
+    return int(text) if is_time else message.born_ms
+
+
+# --- the time of a database ----------------------------------------------------------------------
+
+
+class DatabaseTime:
+    """The time of one database, as this process has observed it.
+
+    Between two observations it runs like the clock of this process that never jumps. The wall clock
+    of this process is not used at all.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._observed_ms: int | None = None
+        self._observed_s = 0.0
+
+    def observe(self, database_ms: int) -> int:
+        """Take note of the time that the database says, and return the time to believe.
+
+        A clock that was set forward since the last observation is not believed: rows would look
+        old at once. A clock that was set back is, because rows then only live longer.
+        """
+        expected_ms = self.now_ms()
+        if expected_ms is not None and database_ms > expected_ms + CLOCK_SLACK_MS:
+            log.warning(
+                "the clock of the database was set forward by %d s; rows are aged without that",
+                (database_ms - expected_ms) // 1000,
+            )
+            return expected_ms
+        self._observed_ms, self._observed_s = database_ms, self._clock.elapsed_s()
+        return database_ms
+
+    def now_ms(self) -> int | None:
+        """Return the time of the database now; None before the first observation."""
+        if self._observed_ms is None:
+            return None
+        return self._observed_ms + int((self._clock.elapsed_s() - self._observed_s) * 1000)
+
+
 # --- the checker's side --------------------------------------------------------------------------
 
 
@@ -104,16 +174,16 @@ def resolve_marker(
     *,
     read: Callable[[], str | None],
     insert_tombstone: Callable[[], TombstoneResult],
-    may_be_purged: bool,
+    may_be_purged: Callable[[], bool],
 ) -> Verdict:
     """Answer a check: read the marker, and insert a tombstone if there is none.
 
-    `may_be_purged`: the transaction is so old that its marker may have been deleted, so a missing
-    one means nothing and the verdict is UNKNOWN.
+    `may_be_purged` returns whether the transaction is so old that its marker may have been deleted.
+    Then a missing one means nothing, and the verdict is UNKNOWN.
     """
     outcome = read()
     if outcome is None:
-        if may_be_purged:
+        if may_be_purged():
             log.error(
                 "transaction=%s is older than markers are kept; an operator must decide it",
                 transaction_id,
@@ -140,6 +210,14 @@ def is_lock_error(error: BaseException | None) -> bool:
     # Drivers of MySQL and MariaDB put the number first; their SQLSTATE is too general.
     number = error.args[0] if error.args else None
     return state in _LOCK_SQLSTATES or number in _LOCK_ERROR_NUMBERS
+
+
+def is_missing_savepoint(error: BaseException | None) -> bool:
+    """Return whether a database driver's error means that a savepoint does not exist."""
+    if error is None:
+        return False
+    number = error.args[0] if error.args else None
+    return number == _NO_SUCH_SAVEPOINT or "no such savepoint" in str(error)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -25,19 +25,33 @@ from escrowmq.client.messages import Message, ReceivedMessage, SendResult
 from escrowmq.client.producer import transaction as client
 from escrowmq.client.producer.transaction import TransactionOutcome, describe_error
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.database.marker import HOUR_MS, PURGE_BATCH_ROWS, check_retention_ms
+from escrowmq.database.marker import (
+    HOUR_MS,
+    PURGE_BATCH_ROWS,
+    DatabaseTime,
+    check_retention_ms,
+)
 from escrowmq.errors import (
     CommitUnknown,
     ConfigError,
     Rollback,
+    SessionEndedInBlock,
     TransactionConflict,
     TransactionMessageFailed,
 )
+from escrowmq.message.names import TX_TIME
 from escrowmq.message.transaction import Verdict
 
 log = logging.getLogger(__name__)
 
 LEFT_TO_CHECK_BACK: Final = "left to check-back"
+SESSION_ENDED: Final = (
+    "the block ended its database transaction, or rolled back a savepoint that was set in plain "
+    "SQL; leave the end to the block, and use begin_nested() or atomic() for savepoints"
+)
+COMMITTED_BEFORE_ERROR: Final = (
+    "the database had committed before the block failed, so the messages are delivered"
+)
 
 # --- steps ---------------------------------------------------------------------------------------
 
@@ -59,9 +73,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Write what is pending and the number of messages: everything that can still fail."""
+    """Write what is pending and the numbers of messages: everything that can still fail.
 
-    message_count: int
+    Raises SessionEndedInBlock if the database transaction is not the one of the marker any more.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +86,23 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Roll back because of an error. The result is why this is uncertain, or an empty text."""
+    """Roll back because of an error.
+
+    The result is empty, or says why nothing is decided yet: an outer block has to roll back too.
+    """
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class ReadMarker:
-    """Ask the marker, on another connection, how the database transaction ended: a verdict."""
+    """Ask a marker, in a new transaction, how the database transaction ended: a verdict.
+
+    `keep_tombstone`: if there is no marker, leave a tombstone in its place.
+    """
+
+    id: str
+    keep_tombstone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +112,7 @@ class ReleaseConnection:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Tell the broker the verdict."""
-
-    verdict: Verdict
+    """Tell the broker the verdicts of all scopes."""
 
 
 Step = (
@@ -113,86 +135,126 @@ def transaction_steps(tx: BaseTransactionMessages, *, is_nested: bool = False) -
         # fails before the application has done anything.
         yield InsertMarker()
         yield Work()
+        tx.refuse_sends()
         tx.raise_if_send_failed()
-        yield Flush(len(tx.halves))
+        yield Flush()
     except BaseException as error:
-        yield from _roll_back(tx, error)
-        if isinstance(error, Rollback):
-            return
-        raise
+        tx.refuse_sends()
+        yield from _undo(tx, error)
+        if not isinstance(error, Rollback):
+            raise
+        if tx.is_committed:
+            # Quietly ending the block would tell the caller that nothing had happened.
+            raise SessionEndedInBlock(COMMITTED_BEFORE_ERROR) from error
+        return
     try:
         verdict: Verdict | None = yield Commit()
     except Exception as error:
         if tx.outcome is not None:
             raise  # the commit succeeded and has ended the messages; something after it failed
         if is_nested:
-            yield from _roll_back(tx, error)
+            yield from _undo(tx, error)
             raise
-        verdict = yield from _resolve_failed_commit(tx, error)
-        if verdict is Verdict.ROLLBACK:
-            yield End(Verdict.ROLLBACK)
-            raise
+        yield from _resolve_failed_commit(tx, error)
+        return
+    except BaseException:
+        # KeyboardInterrupt or CancelledError: the caller wants to leave, so nothing more is asked.
+        if tx.outcome is None:
+            tx.leave_to_check_back("the commit was interrupted")
+        raise
     if verdict is not None:
+        tx.set_verdicts(verdict)
         yield ReleaseConnection()
-        yield End(verdict)
+        yield End()
 
 
-def _roll_back(tx: BaseTransactionMessages, error: BaseException) -> Steps:
-    """Roll back. The broker is told only if it is certain that the marker is not there and never
-    will be; otherwise a check finds out."""
+def _undo(tx: BaseTransactionMessages, error: BaseException) -> Steps:
+    """Roll back, and tell the broker what the markers say.
+
+    The database may have committed although the block failed: MySQL does so before it creates a
+    table, and the block may have done it. So the markers are asked, even if the rollback succeeded.
+    """
     tx.remark = describe_error(error)
     try:
-        uncertain: str = yield RollBack(error)
-    except Exception as failure:
-        log.warning("rollback failed transaction=%s: %s", tx.id, failure)
-        uncertain = f"the database did not confirm the rollback: {failure}"
-    if uncertain:
-        tx.leave_to_check_back(uncertain)
-    else:
-        yield End(Verdict.ROLLBACK)
+        undecided = ""
+        try:
+            undecided = yield RollBack(error)
+        except Exception as failure:
+            log.warning("rollback failed transaction=%s: %s", tx.id, failure)
+        if undecided:
+            tx.leave_to_check_back(undecided)
+            return
+        yield from _ask_markers(tx, keep_tombstone=False)
+        if tx.is_committed:
+            log.error("%s transaction=%s: %r", COMMITTED_BEFORE_ERROR, tx.id, error)
+            error.add_note(f"{COMMITTED_BEFORE_ERROR} (transaction {tx.id})")
+        yield End()
+    except BaseException:
+        if tx.outcome is None:
+            tx.leave_to_check_back("the rollback was interrupted")
+        raise
 
 
-def _resolve_failed_commit(
-    tx: BaseTransactionMessages, error: Exception
-) -> Generator[Step, Any, Verdict]:
-    """Find out what a commit that raised an error did: the marker knows.
+def _resolve_failed_commit(tx: BaseTransactionMessages, error: Exception) -> Steps:
+    """Find out what a commit that raised an error did: the markers know.
 
     The error may have been raised before or after the database committed, for example because the
-    connection broke. Raises CommitUnknown if the marker cannot be read either.
+    connection broke. Raises it if the database rolled back, and CommitUnknown if the markers cannot
+    be read.
     """
     tx.remark = describe_error(error)
     with contextlib.suppress(Exception):
         yield RollBack(error)
-    try:
-        verdict: Verdict = yield ReadMarker()
-    except Exception as failure:
-        log.warning("cannot read the marker transaction=%s: %s", tx.id, failure)
-        verdict = Verdict.UNKNOWN
-    if verdict is Verdict.UNKNOWN:
+    if not tx.halves:
+        # No marker was left, so it cannot be asked. The error of the database is all that is known.
         tx.leave_to_check_back(str(error))
+        raise error
+    yield from _ask_markers(tx, keep_tombstone=True)
+    yield End()
+    if tx.is_committed:
+        log.warning("commit raised an error, but the marker is committed transaction=%s", tx.id)
+        return
+    if tx.is_undecided:
         raise CommitUnknown(
             f"the database did not say whether transaction {tx.id} has committed; "
             "check-back finds out"
         ) from error
-    if verdict is Verdict.COMMIT:
-        log.warning("commit raised an error, but the marker is committed transaction=%s", tx.id)
-    return verdict
+    raise error
+
+
+def _ask_markers(tx: BaseTransactionMessages, *, keep_tombstone: bool) -> Steps:
+    """Set the verdict of each scope to what its marker says."""
+    for scope in tx.scopes:
+        if not scope.halves:
+            scope.verdict = Verdict.ROLLBACK
+            continue
+        try:
+            scope.verdict = yield ReadMarker(scope.id, keep_tombstone)
+        except Exception as failure:
+            log.warning("cannot read the marker transaction=%s: %s", scope.id, failure)
+            scope.verdict = Verdict.UNKNOWN
 
 
 # --- drivers -------------------------------------------------------------------------------------
 
 
 class TransactionOps(Protocol):
-    """Performs the steps of a blocking binding. Each method is the step of the same name."""
+    """Performs the steps of a blocking binding. Each method is the step of the same name.
+
+    `prepare_send` is no step: `TransactionMessages.send` calls it before each message. It returns
+    the scope of the current savepoint, with its marker inserted, and counts the message there.
+    Raises SessionEndedInBlock if the database transaction is not the one of the scope's marker.
+    """
 
     def begin(self) -> None: ...
     def insert_marker(self) -> None: ...
-    def flush(self, message_count: int) -> None: ...
+    def prepare_send(self) -> MessageScope: ...
+    def flush(self) -> None: ...
     def commit(self) -> Verdict | None: ...
     def roll_back(self, error: BaseException) -> str: ...
-    def read_marker(self) -> Verdict: ...
+    def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict: ...
     def release_connection(self) -> None: ...
-    def end(self, verdict: Verdict) -> None: ...
+    def end(self) -> None: ...
 
 
 class AsyncTransactionOps(Protocol):
@@ -200,12 +262,13 @@ class AsyncTransactionOps(Protocol):
 
     async def begin(self) -> None: ...
     async def insert_marker(self) -> None: ...
-    async def flush(self, message_count: int) -> None: ...
+    async def prepare_send(self) -> MessageScope: ...
+    async def flush(self) -> None: ...
     async def commit(self) -> Verdict | None: ...
     async def roll_back(self, error: BaseException) -> str: ...
-    async def read_marker(self) -> Verdict: ...
+    async def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict: ...
     async def release_connection(self) -> None: ...
-    async def end(self, verdict: Verdict) -> None: ...
+    async def end(self) -> None: ...
 
 
 def run_steps(steps: Steps, ops: TransactionOps, error: BaseException | None = None) -> None:
@@ -250,42 +313,116 @@ def _perform(step: Step, ops: TransactionOps | AsyncTransactionOps) -> Any:
             return ops.begin()
         case InsertMarker():
             return ops.insert_marker()
-        case Flush(message_count):
-            return ops.flush(message_count)
+        case Flush():
+            return ops.flush()
         case Commit():
             return ops.commit()
         case RollBack(error):
             return ops.roll_back(error)
-        case ReadMarker():
-            return ops.read_marker()
+        case ReadMarker(marker_id, keep_tombstone):
+            return ops.read_marker(marker_id, keep_tombstone)
         case ReleaseConnection():
             return ops.release_connection()
-        case End(verdict):
-            return ops.end(verdict)
+        case End():
+            return ops.end()
         case Work():
             raise AssertionError("the application performs its work")
 
 
 # --- messages of a transaction -------------------------------------------------------------------
 
+ClientTransaction = blocking.Transaction | client.Transaction
+# Begins the client's transaction of one scope, which has this id.
+BeginScope = Callable[[str], ClientTransaction]
+
+
+class MessageScope:
+    """The messages of one marker: those of a transaction, or those sent inside one savepoint.
+
+    `savepoint` identifies the savepoint; None outside of any. `proof` is what the binding needs to
+    recognise the database transaction of the marker.
+    """
+
+    def __init__(self, inner: ClientTransaction, savepoint: object = None) -> None:
+        self.id = inner.id
+        self.client_transaction = inner
+        self.savepoint = savepoint
+        self.proof = ""
+        self.message_count = 0  # announced to the database; the last one may have failed
+        self.is_rolled_back = False  # with its savepoint, by the application
+        self.verdict = Verdict.UNKNOWN
+
+    @property
+    def halves(self) -> Sequence[SendResult]:
+        return self.client_transaction.halves
+
 
 class BaseTransactionMessages:
     """What TransactionMessages and AsyncTransactionMessages have in common.
 
-    `id` is the id of the transaction and of its marker. `outcome` is None until the end.
+    `id` is the id of the transaction and of its marker. Messages that are sent inside a savepoint
+    have another marker, see `scopes`. `outcome` is None until the end.
     """
 
-    def __init__(self, inner: blocking.Transaction | client.Transaction) -> None:
+    def __init__(self, inner: ClientTransaction, begin_scope: BeginScope | None = None) -> None:
         self.id = inner.id
         self.outcome: TransactionOutcome | None = None
         self.remark = ""  # why it is rolled back, for the operators of the broker
-        self._client_transaction = inner
+        self.scopes = [MessageScope(inner)]
+        self.began_ms: int | None = None  # by the clock of the database
+        self._begin_scope = begin_scope
         self._failure: BaseException | None = None
+        self._refuses_sends = False
+
+    @property
+    def main_scope(self) -> MessageScope:
+        """The scope of the messages that are sent outside of savepoints."""
+        return self.scopes[0]
 
     @property
     def halves(self) -> Sequence[SendResult]:
         """The messages that are parked so far."""
-        return self._client_transaction.halves
+        return [half for scope in self.scopes for half in scope.halves]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the database has decided, as far as it is known. A scope that was rolled back with
+        its savepoint does not count, nor does one without messages if there are others."""
+        verdicts = [scope.verdict for scope in self.scopes if scope.halves]
+        if Verdict.COMMIT in verdicts:
+            return Verdict.COMMIT
+        return verdicts[0] if verdicts else self.main_scope.verdict
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the database has committed any scope with messages, as far as its marker says."""
+        return any(scope.verdict is Verdict.COMMIT for scope in self.scopes if scope.halves)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a marker could not be asked."""
+        return any(scope.verdict is Verdict.UNKNOWN for scope in self.scopes if scope.halves)
+
+    def find_scope(self, savepoint: object) -> MessageScope | None:
+        """Return the scope of a savepoint; None if nothing was sent inside it yet."""
+        return next((scope for scope in self.scopes if scope.savepoint == savepoint), None)
+
+    def new_scope(self, scope_id: str, savepoint: object) -> MessageScope:
+        """Return a scope for a savepoint. The binding adds it when its marker is inserted."""
+        assert self._begin_scope is not None, "the binding sends nothing inside savepoints"
+        return MessageScope(self._begin_scope(scope_id), savepoint)
+
+    def compare_counts(self, counts: Mapping[str, int]) -> None:
+        """Find out which savepoints were rolled back, from the numbers of messages of the markers
+        that are still there. Raises SessionEndedInBlock if one was rolled back in part."""
+        for scope in self.scopes[1:]:
+            scope.is_rolled_back = scope.id not in counts
+            if not scope.is_rolled_back and counts[scope.id] != scope.message_count:
+                raise SessionEndedInBlock(SESSION_ENDED)
+
+    def refuse_sends(self) -> None:
+        """Refuse all further messages, because the block has ended."""
+        self._refuses_sends = True
 
     def raise_if_send_failed(self) -> None:
         """Raise TransactionMessageFailed if a send failed and the block caught its error.
@@ -298,49 +435,89 @@ class BaseTransactionMessages:
                 "let the error of send() leave the block"
             ) from self._failure
 
+    def set_verdicts(self, verdict: Verdict) -> None:
+        """Set what the database has decided: one verdict for all scopes that still exist."""
+        for scope in self.scopes:
+            scope.verdict = Verdict.ROLLBACK if scope.is_rolled_back else verdict
+
     def leave_to_check_back(self, reason: str) -> None:
         """End without telling the broker. It will check, and the marker decides."""
         self.outcome = TransactionOutcome(Verdict.UNKNOWN, False, f"{LEFT_TO_CHECK_BACK}: {reason}")
 
-    def _record_no_messages(self, verdict: Verdict) -> None:
-        self.outcome = TransactionOutcome(verdict, True, "no messages")
+    def _raise_if_ended(self) -> None:
+        if self._refuses_sends or self.outcome is not None:
+            state = "open" if self.outcome is None else self.outcome.state
+            raise TransactionConflict("the block of this transaction has ended", state)
+        self.raise_if_send_failed()
 
-    def _record_end(self, verdict: Verdict, outcome: TransactionOutcome) -> None:
-        if not outcome.acknowledged:
-            outcome = TransactionOutcome(verdict, False, f"{LEFT_TO_CHECK_BACK}: {outcome.detail}")
-        self.outcome = outcome
+    def _stamp(self, message: Message) -> Message:
+        """Return the message with the time of its transaction, for the checker."""
+        if self.began_ms is None:
+            return message
+        return replace(message, properties={**message.properties, TX_TIME: str(self.began_ms)})
 
-    def _record_end_failure(self, verdict: Verdict, error: Exception) -> None:
+    def _record_outcome(self, verdict: Verdict, outcomes: Sequence[TransactionOutcome]) -> None:
+        """Combine the outcomes of the scopes that have messages."""
+        self.outcome = TransactionOutcome(
+            verdict,
+            all(outcome.acknowledged for outcome in outcomes),
+            "; ".join(filter(None, (outcome.detail for outcome in outcomes)))
+            if outcomes
+            else "no messages",
+        )
+
+    def _end_result(self, scope: MessageScope, outcome: TransactionOutcome) -> TransactionOutcome:
+        if outcome.acknowledged:
+            return outcome
+        detail = f"{LEFT_TO_CHECK_BACK}: {outcome.detail}"
+        return TransactionOutcome(scope.verdict, False, detail)
+
+    def _end_failure(self, scope: MessageScope, error: Exception) -> TransactionOutcome:
         # The database has decided already, and no error of the broker can change that. Raising it
         # would make the caller believe that its work failed.
-        self.outcome = TransactionOutcome(verdict, False, f"{LEFT_TO_CHECK_BACK}: {error}")
         if isinstance(error, TransactionConflict):
             log.error(
                 "transaction=%s ended as %s in the database, but an operator decided otherwise: %s",
-                self.id,
-                verdict.name,
+                scope.id,
+                scope.verdict.name,
                 error,
             )
         else:
-            log.warning("end failed, %s transaction=%s: %s", LEFT_TO_CHECK_BACK, self.id, error)
+            log.warning("end failed, %s transaction=%s: %s", LEFT_TO_CHECK_BACK, scope.id, error)
+        return TransactionOutcome(scope.verdict, False, f"{LEFT_TO_CHECK_BACK}: {error}")
+
+
+_UNASKED: Final = TransactionOutcome(
+    Verdict.UNKNOWN, False, f"{LEFT_TO_CHECK_BACK}: the database could not be asked"
+)
 
 
 class TransactionMessages(BaseTransactionMessages):
     """Sends the messages of one database transaction. The end of the block decides them all."""
 
-    def __init__(self, inner: blocking.Transaction) -> None:
-        super().__init__(inner)
-        self._inner = inner
+    def __init__(
+        self,
+        inner: blocking.Transaction,
+        begin_scope: BeginScope | None = None,
+        prepare_send: Callable[[], MessageScope] | None = None,
+    ) -> None:
+        super().__init__(inner, begin_scope)
+        self.prepare_send = prepare_send  # of the binding's ops
 
     def send(self, message: Message) -> SendResult:
         """Park a message, which is delivered if and only if the database commits.
 
-        Raises what `producer.send` raises. The transaction can then only be rolled back, even if
-        the block catches the error.
+        A message that is sent inside a savepoint is delivered only if the savepoint is not rolled
+        back. Raises what `producer.send` raises, SessionEndedInBlock if the block has ended its own
+        database transaction, and TransactionConflict after the block. The transaction can then
+        only be rolled back, even if the block catches the error.
         """
-        self.raise_if_send_failed()
+        self._raise_if_ended()
         try:
-            return self._inner.send(message)
+            scope = self.main_scope if self.prepare_send is None else self.prepare_send()
+            inner = scope.client_transaction
+            assert isinstance(inner, blocking.Transaction)
+            return inner.send(self._stamp(message))
         except BaseException as error:
             self._failure = error
             raise
@@ -348,42 +525,61 @@ class TransactionMessages(BaseTransactionMessages):
     def end(self, verdict: Verdict) -> None:
         """Tell the broker what the database has decided. Called by the binding.
 
+        `verdict` is that of the transaction; savepoints that were rolled back have their own.
         Raises nothing: if the broker does not respond, it will check.
         """
-        if not self.halves:
-            self._record_no_messages(verdict)
-            return
+        outcomes = [self._end_scope(scope) for scope in self.scopes if scope.halves]
+        self._record_outcome(verdict, outcomes)
+
+    def _end_scope(self, scope: MessageScope) -> TransactionOutcome:
+        if scope.verdict is Verdict.UNKNOWN:
+            return _UNASKED
+        inner = scope.client_transaction
+        assert isinstance(inner, blocking.Transaction)
         try:
-            self._record_end(verdict, self._inner.end(verdict, remark=self.remark))
+            return self._end_result(scope, inner.end(scope.verdict, remark=self.remark))
         except Exception as error:
-            self._record_end_failure(verdict, error)
+            return self._end_failure(scope, error)
 
 
 class AsyncTransactionMessages(BaseTransactionMessages):
     """TransactionMessages for asyncio."""
 
-    def __init__(self, inner: client.Transaction) -> None:
-        super().__init__(inner)
-        self._inner = inner
+    def __init__(
+        self,
+        inner: client.Transaction,
+        begin_scope: BeginScope | None = None,
+        prepare_send: Callable[[], Awaitable[MessageScope]] | None = None,
+    ) -> None:
+        super().__init__(inner, begin_scope)
+        self.prepare_send = prepare_send  # of the binding's ops
 
     async def send(self, message: Message) -> SendResult:
         """Park a message; see `TransactionMessages.send`."""
-        self.raise_if_send_failed()
+        self._raise_if_ended()
         try:
-            return await self._inner.send(message)
+            scope = self.main_scope if self.prepare_send is None else await self.prepare_send()
+            inner = scope.client_transaction
+            assert isinstance(inner, client.Transaction)
+            return await inner.send(self._stamp(message))
         except BaseException as error:
             self._failure = error
             raise
 
     async def end(self, verdict: Verdict) -> None:
         """Tell the broker what the database has decided; see `TransactionMessages.end`."""
-        if not self.halves:
-            self._record_no_messages(verdict)
-            return
+        outcomes = [await self._end_scope(scope) for scope in self.scopes if scope.halves]
+        self._record_outcome(verdict, outcomes)
+
+    async def _end_scope(self, scope: MessageScope) -> TransactionOutcome:
+        if scope.verdict is Verdict.UNKNOWN:
+            return _UNASKED
+        inner = scope.client_transaction
+        assert isinstance(inner, client.Transaction)
         try:
-            self._record_end(verdict, await self._inner.end(verdict, remark=self.remark))
+            return self._end_result(scope, await inner.end(scope.verdict, remark=self.remark))
         except Exception as error:
-            self._record_end_failure(verdict, error)
+            return self._end_failure(scope, error)
 
 
 # --- retention and clean-up ----------------------------------------------------------------------
@@ -397,7 +593,7 @@ class CleanupQueue:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._last_cleanup_ms = clock.now_ms()  # none at the start, when there is enough to do
+        self._last_cleanup_s = clock.elapsed_s()  # none at the start, when there is enough to do
         self._acknowledged: deque[str] = deque(maxlen=ACKNOWLEDGED_MAX)
 
     def add_acknowledged(self, transaction_id: str) -> None:
@@ -410,9 +606,9 @@ class CleanupQueue:
 
     def is_cleanup_due(self) -> bool:
         """Return True once an hour."""
-        if self._clock.now_ms() - self._last_cleanup_ms < HOUR_MS:
+        if self._clock.elapsed_s() - self._last_cleanup_s < HOUR_MS / 1000:
             return False
-        self._last_cleanup_ms = self._clock.now_ms()
+        self._last_cleanup_s = self._clock.elapsed_s()
         return True
 
 
@@ -445,17 +641,20 @@ class CleanupThread:
 
 
 class RowRetention:
-    """The part of every Escrow and Inbox that decides which rows may be deleted."""
+    """The part of every Escrow and Inbox that decides which rows may be deleted.
+
+    `clock` only measures how long something took: rows are aged by the clock of the database.
+    """
 
     def __init__(self, *, group: str, retention_ms: int, clock: Clock | None) -> None:
         self._group = group
         self._retention_ms = retention_ms
         self._clock = clock or SystemClock()
         self._cleanup_queue = CleanupQueue(self._clock)
+        self._database_time = DatabaseTime(self._clock)
 
-    def _purge_before_ms(self, older_than_ms: int | None) -> int:
-        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
-        return self._clock.now_ms() - age_ms
+    def _purge_age_ms(self, older_than_ms: int | None) -> int:
+        return self._retention_ms if older_than_ms is None else older_than_ms
 
 
 class MarkerRetention(RowRetention):
@@ -467,22 +666,20 @@ class MarkerRetention(RowRetention):
         super().__init__(group=group, retention_ms=check_retention_ms(retention_ms), clock=clock)
         self._purges_acknowledged = purge_acknowledged
 
-    def _transaction_committed(self, tx: BaseTransactionMessages) -> None:
-        """Queue the marker for deletion if the broker has acknowledged the end."""
+    def _transaction_ended(self, tx: BaseTransactionMessages) -> None:
+        """Queue the markers for deletion if the broker has acknowledged that they committed."""
         if self._purges_acknowledged and tx.outcome is not None and tx.outcome.acknowledged:
-            self._cleanup_queue.add_acknowledged(tx.id)
+            for scope in tx.scopes:
+                if scope.verdict is Verdict.COMMIT:
+                    self._cleanup_queue.add_acknowledged(scope.id)
 
-    def _may_be_purged(self, message: ReceivedMessage) -> bool:
-        """Return whether the marker of a message's transaction may have been deleted by age."""
-        return self._clock.now_ms() - message.born_ms >= self._retention_ms
-
-    def _purge_before_ms(self, older_than_ms: int | None) -> int:
+    def _purge_age_ms(self, older_than_ms: int | None) -> int:
         if older_than_ms is not None and older_than_ms < self._retention_ms:
             raise ConfigError(
                 f"older_than_ms={older_than_ms} is less than retention_ms={self._retention_ms}; "
                 "checkers rely on markers being kept for that long"
             )
-        return super()._purge_before_ms(older_than_ms)
+        return super()._purge_age_ms(older_than_ms)
 
 
 # --- inboxes -------------------------------------------------------------------------------------

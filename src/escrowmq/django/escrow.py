@@ -21,20 +21,24 @@ from escrowmq.clock import Clock, SystemClock
 from escrowmq.database.marker import (
     MARKER_RETENTION_MS,
     MARKER_TABLE,
+    DatabaseTime,
+    began_ms,
     check_retention_ms,
     database_of,
     new_transaction_id,
     transaction_id_of,
 )
 from escrowmq.database.transaction import (
+    SESSION_ENDED,
     CleanupQueue,
     CleanupThread,
+    MessageScope,
     TransactionMessages,
     run_steps,
     transaction_steps,
 )
 from escrowmq.django import statements
-from escrowmq.errors import ConfigError
+from escrowmq.errors import ConfigError, SessionEndedInBlock
 from escrowmq.message.transaction import Verdict
 
 
@@ -76,6 +80,7 @@ class Escrow:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._cleanup_queue = CleanupQueue(self._clock)
+        self._database_times: dict[str, DatabaseTime] = {}  # by alias
         self._lock = threading.Lock()
         self._process_id = 0
         self._producer: Producer | None = None
@@ -113,8 +118,12 @@ class Escrow:
         if using not in escrow_settings.databases:
             raise ConfigError(f"add {using!r} to settings.ESCROWMQ['databases'] and migrate it")
         database = "" if using == DEFAULT_DB_ALIAS else using
-        tx = TransactionMessages(producer.transaction(id=new_transaction_id(database)))
+        tx = TransactionMessages(
+            producer.transaction(id=new_transaction_id(database)),
+            begin_scope=lambda scope_id: producer.transaction(id=scope_id),
+        )
         ops = _AtomicOps(self, tx, using, escrow_settings.group)
+        tx.prepare_send = ops.prepare_send
         steps = transaction_steps(tx, is_nested=ops.is_nested)
         run_steps(steps, ops)
         try:
@@ -127,9 +136,10 @@ class Escrow:
     def purge(self) -> int:
         """Delete markers older than `retention_ms` and return how many. Done once an hour."""
         escrow_settings = EscrowSettings.load()
-        before_ms = self._clock.now_ms() - escrow_settings.retention_ms
         return sum(
-            statements.purge_before(alias, MARKER_TABLE, before_ms)
+            statements.purge_older(
+                alias, MARKER_TABLE, escrow_settings.retention_ms, self._database_time(alias)
+            )
             for alias in escrow_settings.databases
         )
 
@@ -164,23 +174,26 @@ class Escrow:
         if transaction_id is None:
             return Verdict.UNKNOWN
         using = database_of(transaction_id) or DEFAULT_DB_ALIAS
-        age_ms = self._clock.now_ms() - message.born_ms
-        may_be_purged = age_ms >= EscrowSettings.load().retention_ms
+        escrow_settings = EscrowSettings.load()
+        purged_from_ms = began_ms(message) + escrow_settings.retention_ms
         try:
-            return self._read_or_tombstone(transaction_id, using, may_be_purged=may_be_purged)
+            return statements.read_or_tombstone(
+                using,
+                transaction_id,
+                group=escrow_settings.group,
+                may_be_purged=lambda now_ms: now_ms >= purged_from_ms,
+            )
         finally:
             connections[using].close()  # the connection belongs to this thread
 
-    def _read_or_tombstone(
-        self, transaction_id: str, using: str, *, may_be_purged: bool
-    ) -> Verdict:
-        return statements.read_or_tombstone(
-            using,
-            transaction_id,
-            group=EscrowSettings.load().group,
-            now_ms=self._clock.now_ms(),
-            may_be_purged=may_be_purged,
-        )
+    def _database_time(self, alias: str) -> DatabaseTime:
+        return self._database_times.setdefault(alias, DatabaseTime(self._clock))
+
+    def _now_ms(self, alias: str) -> int:
+        """Return the time of a database, which is asked only once."""
+        database_time = self._database_time(alias)
+        now_ms = database_time.now_ms()
+        return database_time.observe(statements.now_ms(alias)) if now_ms is None else now_ms
 
 
 class _AtomicOps:
@@ -198,19 +211,50 @@ class _AtomicOps:
         self._group = group
         self._atomic = transaction.atomic(using=using)
         self._has_exited = False
+        self._outer_savepoints = 0
         connection = connections[using]
         self.is_nested = connection.in_atomic_block or not connection.get_autocommit()
 
     def begin(self) -> None:
         self._atomic.__enter__()
+        self._outer_savepoints = len(connections[self._using].savepoint_ids)
 
     def insert_marker(self) -> None:
-        now_ms = self._escrow._clock.now_ms()
-        statements.insert_marker(self._using, self._tx.id, group=self._group, now_ms=now_ms)
-        transaction.on_commit(lambda: self.end(Verdict.COMMIT), using=self._using)
+        tx = self._tx
+        tx.began_ms = self._escrow._now_ms(self._using)
+        # Nested blocks have markers in one database transaction, so their proofs differ by name.
+        tx.main_scope.proof = statements.insert_marker(
+            self._using, tx.id, group=self._group, savepoint=_proof_name(tx.id)
+        )
+        transaction.on_commit(self._after_commit, using=self._using)
 
-    def flush(self, message_count: int) -> None:
-        statements.set_message_count(self._using, self._tx.id, message_count)
+    def prepare_send(self) -> MessageScope:
+        connection, tx = connections[self._using], self._tx
+        _require(connection.in_atomic_block)
+        inner_savepoints = connection.savepoint_ids[self._outer_savepoints :]
+        savepoint = next((name for name in reversed(inner_savepoints) if name is not None), None)
+        scope = tx.find_scope(savepoint)
+        if scope is None:
+            scope = tx.new_scope(new_transaction_id(database_of(tx.id)), savepoint)
+            scope.proof = statements.insert_marker(
+                self._using, scope.id, group=self._group, savepoint=_proof_name(scope.id)
+            )
+            tx.scopes.append(scope)
+        count = scope.message_count + 1
+        _require(statements.count_message(self._using, scope.id, scope.proof, count))
+        scope.message_count = count
+        return scope
+
+    def flush(self) -> None:
+        tx, main = self._tx, self._tx.main_scope
+        connection = connections[self._using]
+        _require(connection.in_atomic_block)
+        if connection.needs_rollback:
+            return  # set_rollback(True): the block is rolled back, and no statement is allowed
+        _require(statements.finish_marker(self._using, main.id, main.proof, main.message_count))
+        if len(tx.scopes) > 1:
+            savepoint_ids = [scope.id for scope in tx.scopes[1:]]
+            tx.compare_counts(statements.read_message_counts(self._using, savepoint_ids))
 
     def commit(self) -> Verdict | None:
         self._has_exited = True
@@ -227,15 +271,51 @@ class _AtomicOps:
             return "the block around it has to roll back"
         return ""
 
-    def read_marker(self) -> Verdict:
-        connections[self._using].close()  # its state is unknown after a failed commit
-        return self._escrow._read_or_tombstone(self._tx.id, self._using, may_be_purged=False)
+    def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
+        connection = connections[self._using]
+        if connection.in_atomic_block or not connection.get_autocommit():
+            # The savepoint was rolled back, and the marker with it. If it is there all the same,
+            # the outer transaction decides.
+            is_there = bool(statements.read_message_counts(self._using, [marker_id]))
+            return Verdict.UNKNOWN if is_there else Verdict.ROLLBACK
+        if keep_tombstone:
+            connection.close()  # its state is unknown after a failed commit
+        else:
+            connection.close_if_unusable_or_obsolete()
+        return statements.read_or_tombstone(
+            self._using, marker_id, group=self._group, keep_tombstone=keep_tombstone
+        )
 
     def release_connection(self) -> None:
         pass  # Django keeps a connection for each thread
 
-    def end(self, verdict: Verdict) -> None:
-        self._tx.end(verdict)
+    def end(self) -> None:
+        self._tx.end(self._tx.verdict)
+
+    def _after_commit(self) -> None:
+        """End the messages: Django's hook.
+
+        PostgreSQL answers the COMMIT of a transaction that failed with a rollback and no error, and
+        Django calls the hooks all the same. A nested block was not the last to use the transaction,
+        so its markers are read first.
+        """
+        tx = self._tx
+        tx.set_verdicts(Verdict.COMMIT)
+        if self.is_nested and tx.halves:
+            committed = statements.read_message_counts(self._using, [s.id for s in tx.scopes])
+            for scope in tx.scopes:
+                if scope.verdict is Verdict.COMMIT and scope.id not in committed:
+                    scope.verdict = Verdict.UNKNOWN
+        self.end()
+
+
+def _require(is_current: bool) -> None:
+    if not is_current:
+        raise SessionEndedInBlock(SESSION_ENDED)
+
+
+def _proof_name(marker_id: str) -> str:
+    return f"escrowmq_{marker_id.partition('-')[2][:32]}"
 
 
 def check_isolation_level(escrow_settings: EscrowSettings) -> None:

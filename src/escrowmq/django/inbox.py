@@ -71,18 +71,15 @@ class Inbox(BlockingInbox):
 
     def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete rows older than `retention_ms`, or another age, and return how many."""
-        return statements.purge_before(
-            self._using, INBOX_TABLE, self._purge_before_ms(older_than_ms)
+        return statements.purge_older(
+            self._using, INBOX_TABLE, self._purge_age_ms(older_than_ms), self._database_time
         )
 
     def _before_message(self) -> None:
         close_old_connections()
 
     def _insert_row(self, message: ReceivedMessage) -> None:
-        now_ms = self._clock.now_ms()
         try:
-            statements.insert_inbox_row(
-                self._using, message.message_id, group=self._group, now_ms=now_ms
-            )
+            statements.insert_inbox_row(self._using, message.message_id, group=self._group)
         except IntegrityError:
             raise _AlreadyReceived from None

@@ -49,7 +49,14 @@ from escrowmq.escrow.decisions import (
     GroupDecision,
     InProgress,
 )
-from escrowmq.escrow.half_table import FinalCache, Half, HalfStates, HalfTable, RocketMQCursors
+from escrowmq.escrow.half_table import (
+    FinalCache,
+    GroupTopicKey,
+    Half,
+    HalfStates,
+    HalfTable,
+    RocketMQCursors,
+)
 from escrowmq.escrow.records import (
     NO_HOST,
     CheckState,
@@ -128,11 +135,11 @@ class TransactionCoordinator:
         self.aliases: dict[int, int] = {}
         # Queue offsets of decision records whose finals and ops are not all stored yet.
         self.unfinished_decisions: set[int] = set()
-        # Decided halves by key: group, queue offset, log offset.
-        self.recent_keys: OrderedDict[bytes, tuple[str, int, int]] = OrderedDict()
+        # Queue offset and log offset of the halves that were decided last.
+        self.recent_keys: OrderedDict[GroupTopicKey, tuple[int, int]] = OrderedDict()
         self._half_log = half_log
         self._redirect = redirect
-        self._keys_in_turn: set[tuple[str, bytes]] = set()  # halves that are being appended
+        self._keys_in_turn: set[GroupTopicKey] = set()  # of halves that are being appended
         # Queues in which messages of an unfinished group decision are hidden. Another group
         # decision must not use them: it would become visible in part.
         self._reserved_queues: set[tuple[str, int]] = set()
@@ -165,12 +172,15 @@ class TransactionCoordinator:
         Return False if it is a repeated send: the half is stored, or will be in this turn. Call
         `parked()` or `park_failed()` after the append. Raises TooManyOpenTransactions.
         """
-        group_and_key = half.group, half.key
-        if group_and_key in self._keys_in_turn or self.find_duplicate(*group_and_key) is not None:
+        group_topic_key = half.group, half.topic, half.key
+        if (
+            group_topic_key in self._keys_in_turn
+            or self.find_duplicate(*group_topic_key) is not None
+        ):
             self.counters.duplicate_sends += 1
             return False
         self._check_limits(half.group, size)
-        self._keys_in_turn.add(group_and_key)
+        self._keys_in_turn.add(group_topic_key)
         return True
 
     def parked(
@@ -187,7 +197,7 @@ class TransactionCoordinator:
         """
         half.queue_offset, half.log_offset = position.queue_offset, position.log_offset
         half.size = position.size
-        self._keys_in_turn.discard((half.group, half.key))
+        self._keys_in_turn.discard((half.group, half.topic, half.key))
         self.counters.parked += 1
         self._track(half)
         if final_properties is not None:
@@ -198,17 +208,18 @@ class TransactionCoordinator:
 
     def park_failed(self, half: Half) -> None:
         """Release the key of a half that could not be stored."""
-        self._keys_in_turn.discard((half.group, half.key))
+        self._keys_in_turn.discard((half.group, half.topic, half.key))
 
-    def find_duplicate(self, group: str, key: bytes) -> tuple[int, int] | None:
-        """Return queue and log offset of the half that this group parked with this key."""
-        half = self.halves.find_by_key(key, group)
+    def find_duplicate(self, group: str, topic: str, key: bytes) -> tuple[int, int] | None:
+        """Return queue and log offset of the half that this group parked with this key.
+
+        A repeated send has the topic of the first one. A send for another topic is another
+        transaction: whoever may write one topic must not get hold of a half of another.
+        """
+        half = self.halves.find_by_key(group, topic, key)
         if half is not None:
             return half.queue_offset, half.log_offset
-        recent = self.recent_keys.get(key)
-        if recent is not None and recent[0] == group:
-            return recent[1:]
-        return None
+        return self.recent_keys.get((group, topic, key))
 
     def restore_half(
         self,
@@ -631,7 +642,8 @@ class TransactionCoordinator:
         if half.attempt is not None:
             self.remove_from_attempt(half)
         if half.key:
-            self.recent_keys[half.key] = half.group, half.queue_offset, half.log_offset
+            position = half.queue_offset, half.log_offset
+            self.recent_keys[half.group, half.topic, half.key] = position
             if len(self.recent_keys) > RECENT_KEYS_MAX:
                 self.recent_keys.popitem(last=False)
 

@@ -37,6 +37,11 @@ class Attempt(NamedTuple):
     fence: int
 
 
+# What identifies a transaction on a broker. A key is unique within its group at best: any client
+# can send any key, so a key alone identifies nothing.
+GroupTopicKey = tuple[str, str, bytes]
+
+
 class Half(msgspec.Struct, gc=False):
     """A half message that is not decided: open or stranded."""
 
@@ -60,6 +65,10 @@ class Half(msgspec.Struct, gc=False):
     last_remark: str = ""  # what its producer said with its last UNKNOWN
 
     @property
+    def group_topic_key(self) -> GroupTopicKey:
+        return self.group, self.topic, self.key
+
+    @property
     def is_unreadable(self) -> bool:
         """Whether the log could not read it the last time."""
         return self.reason.startswith("unreadable")
@@ -79,9 +88,10 @@ class HalfTable:
 
     def __init__(self) -> None:
         self._by_offset: dict[int, Half] = {}
-        # Unique keys are unique, so the key alone is enough and a tuple per half is saved. If
-        # several groups use one key, the first has it alone and the others with their group.
-        self._by_key: dict[bytes | tuple[str, bytes], int] = {}
+        # Unique keys are unique in most cases, so the key alone is enough and a tuple per half is
+        # saved. Clients choose keys, though. If halves of several groups or topics have one key,
+        # the first has it alone and the others with their group and topic.
+        self._by_key: dict[bytes | GroupTopicKey, int] = {}
         self._names: dict[str, str] = {}  # topics and groups
         self._totals_by_group: dict[str, HalfTotals] = {}
         self.count_by_topic: dict[str, int] = {}
@@ -104,8 +114,8 @@ class HalfTable:
         if key:
             first_offset = self._by_key.get(key)
             first = None if first_offset is None else self._by_offset.get(first_offset)
-            is_taken = first is not None and first.group != half.group
-            self._by_key[(half.group, key) if is_taken else key] = half.queue_offset
+            is_taken = first is not None and (first.group, first.topic) != (half.group, half.topic)
+            self._by_key[half.group_topic_key if is_taken else key] = half.queue_offset
         self.stranded_count += half.is_stranded
         self._update_totals(half, 1)
 
@@ -114,8 +124,8 @@ class HalfTable:
         self.stranded_count -= half.is_stranded
         if self._by_key.get(half.key) == half.queue_offset:
             del self._by_key[half.key]
-        elif self._by_key.get((half.group, half.key)) == half.queue_offset:
-            del self._by_key[half.group, half.key]
+        elif self._by_key.get(half.group_topic_key) == half.queue_offset:
+            del self._by_key[half.group_topic_key]
         self._update_totals(half, -1)
 
     def strand(self, half: Half) -> None:
@@ -125,12 +135,12 @@ class HalfTable:
     def find(self, queue_offset: int) -> Half | None:
         return self._by_offset.get(queue_offset)
 
-    def find_by_key(self, key: bytes, group: str | None = None) -> Half | None:
-        """Return the half of this group with this key; without a group, of any group."""
+    def find_by_key(self, group: str, topic: str, key: bytes) -> Half | None:
+        """Return the half of this group and topic with this key."""
         half = self._by_offset.get(self._by_key.get(key, -1))
-        if group is None or (half is not None and half.group == group):
+        if half is not None and half.group == group and half.topic == topic:
             return half
-        return self._by_offset.get(self._by_key.get((group, key), -1))
+        return self._by_offset.get(self._by_key.get((group, topic, key), -1))
 
     def oldest(self) -> Half | None:
         """Return the half with the lowest log offset."""

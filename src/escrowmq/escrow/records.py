@@ -58,6 +58,7 @@ from escrowmq.message.record import (
     StoredRecord,
     copy_record,
     encode_record,
+    transaction_type,
     with_transaction_type,
 )
 from escrowmq.message.transaction import COMMITTED, TransactionState
@@ -98,7 +99,6 @@ _HALF_ONLY_PROPERTIES: Final = (
     ATTEMPT,
     FENCE,
 )
-_RESERVED_PROPERTIES: Final = _HALF_ONLY_PROPERTIES[:-5]  # only the broker may set them
 _TAIL: Final = b"TRAN_MSG\x01true\x02REAL_TOPIC\x01"
 _LETTER_BY_STATE: Final = {
     TransactionState.COMMITTED: "c",
@@ -196,19 +196,20 @@ class HalfProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def make_half(record: NewRecord, *, packed_count: int = 0) -> NewRecord:
-    """Return the record that parks a message. Properties reserved for the broker are removed.
+    """Return the record that parks a message, from which broker properties were removed before.
 
     `packed_count`: the number of messages in its body, if it is packed.
     """
     before, _, after = (b"\x02" + record.properties).partition(b"\x02TRAN_MSG\x01true\x02")
     properties = before[1:] + b"\x02" + after if before else after
-    if b"TRAN_MSG\x01" in properties or b"REAL_" in properties or b"ESCROW_" in properties:
-        properties = change_properties(record.properties, remove=_RESERVED_PROPERTIES)
+    if b"TRAN_MSG\x01" in properties or b"__transactionId__" in properties:
+        properties = change_properties(
+            record.properties, remove=(names.TRANSACTIONAL, TRANSACTION_ID)
+        )
     key = find_property(properties, b"UNIQ_KEY") or b""
     if packed_count:
         properties += b"%b\x01%d\x02" % (PACKED.encode(), packed_count)
-    if b"__transactionId__\x01" not in properties:
-        properties += b"__transactionId__\x01%b\x02" % key
+    properties += b"__transactionId__\x01%b\x02" % key
     tail = _make_tail(record.topic, record.queue_id)
     return NewRecord(
         names.HALF_TOPIC,
@@ -513,9 +514,7 @@ def _unpack_finals(half: StoredRecord, topic: str, queue_id: int) -> list[Append
 def _redirected(final: Appendable, redirect: Redirect, now_ms: int) -> Appendable:
     if type(final) is RecordRun:  # its messages have no properties beyond a unique key
         return final
-    properties = final.properties
-    # `find` and not `in`: for bytes it is twice as fast.
-    if properties.find(b"DELAY\x01") < 0 and properties.find(b"TIMER_D") < 0:
+    if not is_delayed(final.properties):
         return final
     try:
         return redirect(final, now_ms)
@@ -523,6 +522,59 @@ def _redirected(final: Appendable, redirect: Redirect, now_ms: int) -> Appendabl
         # It was parked under other settings, or by RocketMQ. Early is better than never.
         log.warning("message delivered without its delay topic=%s: %s", final.topic, error)
         return final
+
+
+# --- origins -------------------------------------------------------------------------------------
+
+
+class MessageOrigin(NamedTuple):
+    """Where a message came from and what it says. Copies keep all of it, RocketMQ's as well.
+
+    The born host is the address of the connection that the message was sent by. The broker sets
+    it, so another client cannot send a message with the same origin.
+    """
+
+    born_host: bytes
+    born_ms: int
+    body_crc: int
+    body_bytes: int
+
+
+def origin_of(record: StoredRecord) -> MessageOrigin:
+    return MessageOrigin(record.born_host, record.born_ms, record.body_crc, len(record.body))
+
+
+def is_final_of(final: StoredRecord, half: StoredRecord, properties: HalfProperties) -> bool:
+    """Return whether a record is the final of a half, or one of the finals of a packed half.
+
+    A client can send a message with the key, the group and the body of a half, and in an old log
+    also with the transaction type of a final. It can set neither the prepared offset nor the
+    born host. A message without a half has the prepared offset 0, where a half may be as well, so
+    both have to match.
+    """
+    if (
+        transaction_type(final.sys_flag) != TRANSACTION_COMMIT
+        or final.prepared_offset != half.log_offset
+        or (final.born_host, final.born_ms) != (half.born_host, half.born_ms)
+    ):
+        return False
+    topic, queue_id = final.topic, final.queue_id
+    if topic in (names.SCHEDULE_TOPIC, names.TIMER_TOPIC):
+        values = decode_properties(final.properties)
+        topic, queue = values.get(names.REAL_TOPIC, ""), values.get(names.REAL_QUEUE_ID, "")
+        queue_id = int(queue) if queue.isdecimal() else -1
+    if (topic, queue_id) != (properties.topic, properties.queue_id):
+        return False
+    if is_packed(half.properties):
+        return True  # its finals have bodies and keys of their own
+    key = find_property(final.properties, b"UNIQ_KEY") or b""
+    return key == properties.key and origin_of(final) == origin_of(half)
+
+
+def is_delayed(properties: bytes) -> bool:
+    """Return whether a message may have a delay; True for some that have none."""
+    # `find` and not `in`: for bytes it is twice as fast.
+    return properties.find(b"DELAY\x01") >= 0 or properties.find(b"TIMER_D") >= 0
 
 
 # --- ops -----------------------------------------------------------------------------------------

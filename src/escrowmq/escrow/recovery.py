@@ -12,9 +12,15 @@ for them. The undecided halves themselves are always read from the log. The snap
 disposable; without it everything is read, with the same result.
 
 If RocketMQ ran on this directory, an op may be missing for other reasons. RocketMQ appends a half
-again for every check and decides the newest copy, and older copies stay as they were. It saves its
-cursors when it stops, but not in a crash. A half that looks open is therefore decided if any copy
-of it is, or if its message was delivered or discarded.
+again for every check and decides the newest copy, and older copies stay as they were. A half that
+looks open is therefore decided if any copy of it is, or if its message was delivered or discarded.
+
+Clients choose the key, the group and the body of a message, and in an old log also the flags of a
+plain one. None of these proves anything. A final is one only if its prepared offset, which no
+client can set, names a half of the same origin. Two records are copies of one half only if they
+have the same origin: the address and the time they came from, which copies keep, and the body. The
+cursors that RocketMQ keeps as offsets of a consumer group are not read at all: what they would
+skip is decided by ops, or it is open.
 """
 
 from __future__ import annotations
@@ -30,13 +36,17 @@ import msgspec
 from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.escrow.coordinator import HalfLog, TransactionCoordinator
 from escrowmq.escrow.decisions import Decision
-from escrowmq.escrow.half_table import Half, HalfStates
+from escrowmq.escrow.half_table import GroupTopicKey, Half, HalfStates
 from escrowmq.escrow.records import (
     HalfProperties,
+    MessageOrigin,
     decode_journal_entry,
     decode_op,
+    is_delayed,
     is_escrowmq_half,
+    is_final_of,
     is_packed,
+    origin_of,
     parse_half,
 )
 from escrowmq.escrow.writers import DecisionRecord, WriterTable, decode_decision
@@ -69,6 +79,41 @@ class HalfSummary(Protocol):
     def stored_ms(self) -> int: ...
     @property
     def properties(self) -> bytes: ...
+
+
+class TimeConversion(Protocol):
+    """Converts times that an earlier process recorded to the time of this one.
+
+    The wall clock may have been wrong then, or may be wrong now. No converted time is after
+    `now_ms`, unless it was in the future when it was recorded.
+    """
+
+    @property
+    def now_ms(self) -> int: ...
+    def stored_ms(self, stored_ms: int, log_offset: int) -> int:
+        """Convert the stored time of a record."""
+
+    def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
+        """Convert a time of the broker that is written in a record."""
+
+    def file_ms(self, time_ms: int, log_offset: int, saved_ms: int) -> int:
+        """Convert a time in a file that was saved when the log ended at `log_offset`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnchangedTimes:
+    """Believes all recorded times, for a log whose clock was never wrong."""
+
+    now_ms: int
+
+    def stored_ms(self, stored_ms: int, log_offset: int) -> int:
+        return stored_ms
+
+    def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
+        return time_ms
+
+    def file_ms(self, time_ms: int, log_offset: int, saved_ms: int) -> int:
+        return time_ms
 
 
 class KeyLookup(Protocol):
@@ -120,6 +165,7 @@ class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     checks: dict[int, CheckHistory]  # by half
     aliases: dict[int, int]
     writers: bytes = b""
+    saved_ms: int = 0  # the time of the broker, to which `checks` are relative
 
 
 def encode_snapshot(snapshot: CoordinatorSnapshot) -> bytes:
@@ -164,16 +210,11 @@ def recover(
     coordinator: TransactionCoordinator,
     store: RecoveryLog,
     snapshot: CoordinatorSnapshot | None,
-    rocketmq_cursor: int | None,
     *,
-    now_ms: int,
+    times: TimeConversion,
 ) -> RecoveryResult:
-    """Fill an empty coordinator from the log.
-
-    `rocketmq_cursor` is the first half that RocketMQ would look at, if it has run here. No open
-    half is before it.
-    """
-    result = RecoveryResult()
+    """Fill an empty coordinator from the log."""
+    result, now_ms = RecoveryResult(), times.now_ms
     first_half = store.min_offset(names.HALF_TOPIC, 0)
     first_op = store.min_offset(names.OP_TOPIC, 0)
     first_journal_entry = store.min_offset(names.JOURNAL_TOPIC, 0)
@@ -188,14 +229,19 @@ def recover(
         # Ops from the cursor on are read again, although their states are known, for the cursor.
         first_op = max(first_op, snapshot.op_cursor)
         first_journal_entry = max(first_journal_entry, snapshot.steps_read)
-        checks = dict(snapshot.checks)
+        checks = {
+            queue_offset: history._replace(
+                last_check_ms=times.file_ms(
+                    history.last_check_ms, snapshot.log_offset, snapshot.saved_ms
+                )
+            )
+            for queue_offset, history in snapshot.checks.items()
+        }
     coordinator.states.extend_to(store.max_offset(names.HALF_TOPIC, 0) - 1)
     coordinator.cursors.half_offset = max(first_half, snapshot.half_cursor if snapshot else 0)
     _read_ops(coordinator, store, first_op, result)
-    _read_checks(store, first_journal_entry, checks)
-    passed = _mark_passed(coordinator, store, first_half, rocketmq_cursor)
-    _read_undecided_halves(coordinator, store, first_half, checks, result, now_ms)
-    _alias_passed_copies(coordinator, store, passed)
+    _read_checks(store, first_journal_entry, checks, times)
+    _read_undecided_halves(coordinator, store, first_half, checks, result, times)
     _complete_last_record(coordinator, store, result, now_ms)
     if (
         snapshot is None
@@ -238,8 +284,7 @@ def _read_ops(
                 continue  # expired; or RocketMQ wrote two ops, and the first decision stands
             state = op.state
             if state is None:
-                properties, state = _decided_state(store, queue_offset)
-                result.takeover.add_decided(properties, state)
+                state = _decided_state(store, queue_offset, result.takeover)
             # OPEN means moved: neither open nor decided at this position.
             coordinator.states.put(
                 queue_offset, STRANDED if state is TransactionState.OPEN else state
@@ -249,37 +294,48 @@ def _read_ops(
 
 
 def _decided_state(
-    store: RecoveryLog, queue_offset: int
-) -> tuple[HalfProperties | None, TransactionState]:
+    store: RecoveryLog, queue_offset: int, takeover: RocketMQTakeover
+) -> TransactionState:
     """Find out how a half ended for which RocketMQ wrote an op: it is committed if delivered."""
-    half = _read_half(store, queue_offset)
+    takeover.is_detected = True
+    log_offset = store.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
+    half = None if log_offset is None else _read_record(store, log_offset)
     properties = None if half is None else parse_half(half)
     if half is None or properties is None:
-        return None, ROLLED_BACK
-    is_delivered = _has_final(store, properties.topic, properties.key, half.log_offset)
-    return properties, COMMITTED if is_delivered else ROLLED_BACK
-
-
-def _has_final(store: RecoveryLog, topic: str, key: bytes, half_log_offset: int) -> bool:
-    return any(
-        transaction_type(record.sys_flag) == TRANSACTION_COMMIT
-        and record.prepared_offset == half_log_offset
-        for record in (store.find_by_key(topic, key.decode("utf-8", "replace")) if key else ())
+        return ROLLED_BACK
+    is_delivered = any(
+        is_final_of(final, half, properties)
+        for final in _find_finals(
+            store, properties.topic, properties.key, is_delayed(half.properties)
+        )
     )
+    state = COMMITTED if is_delivered else ROLLED_BACK
+    takeover.add_decided(half, properties, state)
+    return state
 
 
-def _read_half(store: RecoveryLog, queue_offset: int) -> StoredRecord | None:
-    """Return the record of a half; None if it cannot be read."""
-    log_offset = store.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
-    if log_offset is None:
-        return None
+def _find_finals(
+    store: KeyLookup, topic: str, key: bytes, has_delay: bool
+) -> Iterator[StoredRecord]:
+    """Yield the records that claim to be finals of a half with this key."""
+    topics = (topic, names.SCHEDULE_TOPIC, names.TIMER_TOPIC) if has_delay else (topic,)
+    for final_topic in topics if key else ():
+        for record in store.find_by_key(final_topic, key.decode("utf-8", "replace")):
+            if transaction_type(record.sys_flag) == TRANSACTION_COMMIT:
+                yield record
+
+
+def _read_record(store: HalfLog, log_offset: int) -> StoredRecord | None:
+    """Return a record; None if it cannot be read."""
     try:
         return store.record_at(log_offset)
     except (RecordNotFound, CorruptRecord):
         return None
 
 
-def _read_checks(store: RecoveryLog, begin: int, checks: dict[int, CheckHistory]) -> None:
+def _read_checks(
+    store: RecoveryLog, begin: int, checks: dict[int, CheckHistory], times: TimeConversion
+) -> None:
     """Add what the journal says from `begin` on, by half."""
     for _, record in _read_records(store, names.JOURNAL_TOPIC, begin):
         try:
@@ -288,7 +344,8 @@ def _read_checks(store: RecoveryLog, begin: int, checks: dict[int, CheckHistory]
             continue
         history = checks.get(entry.half_offset, _NO_CHECKS)
         if entry.event == "asked":
-            history = history._replace(checks=entry.check_number, last_check_ms=entry.stored_ms)
+            checked_ms = times.stored_ms(entry.stored_ms, record.log_offset)
+            history = history._replace(checks=entry.check_number, last_check_ms=checked_ms)
         elif entry.event == "unknown":
             history = history._replace(unknown_answers=history.unknown_answers + 1)
         if entry.event in ("unknown", "unknown_at_send") and entry.reason:
@@ -305,30 +362,71 @@ def _read_undecided_halves(
     first_offset: int,
     checks: dict[int, CheckHistory],
     result: RecoveryResult,
-    now_ms: int,
+    times: TimeConversion,
 ) -> None:
+    copies = _Copies(coordinator, store)
     for summary in _undecided_summaries(coordinator, store, first_offset):
         queue_offset = summary.queue_offset
         state = coordinator.states.get(queue_offset)
         result.half_count += 1
         properties = parse_half(summary)
-        result.takeover.inspect_half(summary.properties)
+        result.takeover.inspect_half(summary)
         if state is None or properties is None:
             continue
         replaced_offsets: tuple[int, ...] = ()
-        previous = coordinator.halves.find_by_key(properties.key, properties.group)
+        previous = copies.find_previous(summary, properties)
         if previous is not None:
             # Appended again, by us or by RocketMQ: the newest copy is the half.
             if coordinator.states.get(previous.queue_offset) is TransactionState.OPEN:
-                result.move_ops.append(coordinator.make_move_op(previous, now_ms=now_ms))
+                result.move_ops.append(coordinator.make_move_op(previous, now_ms=times.now_ms))
             replaced_offsets = _replace_copy(coordinator, previous, queue_offset)
         history = checks.get(queue_offset, _NO_CHECKS)
-        half = _restore_half(coordinator, summary, properties, state, history)
+        half = _restore_half(coordinator, summary, properties, state, history, times)
+        copies.add(half)
         # Positions that the log has lost lead to it too: its producer may know no other one.
         half.previous_offsets = tuple(
             dict.fromkeys((*properties.previous_offsets, *replaced_offsets))
         )
         coordinator.aliases.update(dict.fromkeys(properties.previous_offsets, queue_offset))
+
+
+class _Copies:
+    """Finds the older copy that a half was appended again from.
+
+    Halves with the same group, topic and key are copies of one half in most cases. They may also
+    be halves of several clients, because clients choose all three; then each stays a half of its
+    own. Records are read, to compare them, only for halves that have all three in common.
+    """
+
+    def __init__(self, coordinator: TransactionCoordinator, store: RecoveryLog) -> None:
+        self._halves = coordinator.halves
+        self._store = store
+        self._by_origin: dict[GroupTopicKey, dict[MessageOrigin | None, Half]] = {}
+
+    def find_previous(self, summary: HalfSummary, properties: HalfProperties) -> Half | None:
+        group_topic_key = properties.group, properties.topic, properties.key
+        halves = self._by_origin.get(group_topic_key)
+        if halves is None:
+            first = self._halves.find_by_key(*group_topic_key)
+            if first is None:
+                return None
+            halves = self._by_origin[group_topic_key] = {self._origin(first.log_offset): first}
+        origin = self._origin(summary.log_offset)
+        if origin is not None and origin in halves:
+            return halves[origin]
+        unreadable = halves.get(None)  # then only the copy can tell where it was copied from
+        if unreadable is not None and unreadable.queue_offset in properties.previous_offsets:
+            return unreadable
+        return None
+
+    def add(self, half: Half) -> None:
+        halves = self._by_origin.get(half.group_topic_key)
+        if halves is not None:
+            halves[self._origin(half.log_offset)] = half
+
+    def _origin(self, log_offset: int) -> MessageOrigin | None:
+        record = _read_record(self._store, log_offset)
+        return None if record is None else origin_of(record)
 
 
 def _undecided_summaries(
@@ -359,18 +457,27 @@ def _restore_half(
     properties: HalfProperties,
     state: TransactionState,
     history: CheckHistory,
+    times: TimeConversion,
 ) -> Half:
     half = coordinator.restore_half(
         properties,
         queue_offset=summary.queue_offset,
         log_offset=summary.log_offset,
         size=summary.size,
-        parked_ms=summary.stored_ms,
+        parked_ms=times.stored_ms(summary.stored_ms, summary.log_offset),
     )
     if properties.check_state is not None:
-        half.parked_ms, half.due_ms, half.checks, is_stranded, half.unknown_answers = (
-            properties.check_state
+        immunity_ms = half.due_ms - half.parked_ms
+        parked_ms, due_ms, half.checks, is_stranded, half.unknown_answers = properties.check_state
+        parked_ms, due_ms = (
+            times.broker_ms(time_ms, summary.log_offset, summary.stored_ms)
+            for time_ms in (parked_ms, due_ms)
         )
+        # Whatever the clocks were: it is not parked in the future, and not due later than a half
+        # that is parked or checked now.
+        wait_max_ms = max(immunity_ms, coordinator.check_interval_ms(half))
+        half.parked_ms = min(parked_ms, times.now_ms)
+        half.due_ms = min(due_ms, times.now_ms + wait_max_ms)
         coordinator.schedule.add(half.queue_offset, half.due_ms)
         if is_stranded and state is TransactionState.OPEN:
             state = STRANDED
@@ -434,18 +541,19 @@ def _complete_commit(
     half = coordinator.halves.find(record.queue_offset)
     if half is None or half.log_offset != final.prepared_offset:
         return None
-    key = find_property(final.properties, b"UNIQ_KEY") or b""
+    properties = parse_half(record)
+    # An ordinary message may have this flag, and its prepared offset 0 is also that of a half.
+    if properties is None or not is_final_of(final, record, properties):
+        return None
     missing_finals: list[NewRecord] = []
     if is_packed(record.properties):
         finals = list(iter_records(coordinator.make_finals(half, record, now_ms)))
         keys = [find_property(record.properties, b"UNIQ_KEY") for record in finals]
-        if key not in keys:
+        key = find_property(final.properties, b"UNIQ_KEY")
+        if key not in keys or finals[keys.index(key)].body != final.body:
             return None
         # The finals of a packed half are one append too: those up to the last record are stored.
         missing_finals = finals[keys.index(key) + 1 :]
-    elif key != half.key:
-        # An ordinary message with this flag. Its prepared offset 0 is also that of the first half.
-        return None
     return coordinator.complete(
         half, COMMITTED, "its final was stored", missing_finals, now_ms=now_ms
     )
@@ -457,8 +565,11 @@ def _complete_stranded(
     properties = parse_half(stranded)
     if properties is None:
         return None
-    half = coordinator.halves.find_by_key(properties.key, properties.group)
+    half = coordinator.halves.find_by_key(properties.group, properties.topic, properties.key)
     if half is None or half.is_stranded:
+        return None
+    record = coordinator.read_half(half)
+    if record is None or origin_of(record) != origin_of(stranded):
         return None
     return coordinator.complete(half, STRANDED, "stranded before the broker started", now_ms=now_ms)
 
@@ -489,80 +600,70 @@ class RocketMQTakeover:
 
     def __init__(self) -> None:
         self.is_detected = False
-        self._states: dict[tuple[str, bytes], TransactionState] = {}
+        # Log offset and state of the halves for which RocketMQ wrote an op.
+        self._decided: dict[GroupTopicKey, list[tuple[int, TransactionState]]] = {}
+        self._delayed_offsets: set[int] = set()  # queue offsets of open halves with a delay
 
-    def add_decided(self, properties: HalfProperties | None, state: TransactionState) -> None:
+    def add_decided(
+        self, half: StoredRecord, properties: HalfProperties, state: TransactionState
+    ) -> None:
         """Add a half, or a copy of one, for which RocketMQ wrote an op."""
-        self.is_detected = True
-        if properties is not None and properties.key:
-            self._states[properties.group, properties.key] = state
+        if properties.key:
+            group_topic_key = properties.group, properties.topic, properties.key
+            self._decided.setdefault(group_topic_key, []).append((half.log_offset, state))
 
-    def inspect_half(self, properties: bytes) -> None:
+    def inspect_half(self, summary: HalfSummary) -> None:
         """Look for RocketMQ's marks in the properties of a half that looks open."""
+        properties = summary.properties
         if _CHECK_TIMES_KEY in properties or not is_escrowmq_half(properties):
             self.is_detected = True
+        if is_delayed(properties):
+            self._delayed_offsets.add(summary.queue_offset)
 
-    def decided_state(self, half: Half, store: KeyLookup) -> TransactionState | None:
+    def decided_state(self, half: Half, store: RecoveryLog) -> TransactionState | None:
         """Return the state in which RocketMQ left a half that looks open; None if it is open."""
         if not half.key:
             return None
-        key = half.key.decode("utf-8", "replace")
-        for record in store.find_by_key(half.topic, key):
-            is_final = transaction_type(record.sys_flag) == TRANSACTION_COMMIT
-            if is_final and find_property(record.properties, b"PGROUP") == half.group.encode():
+        has_delay = half.queue_offset in self._delayed_offsets
+        for final in _find_finals(store, half.topic, half.key, has_delay):
+            if _is_final_of_copy(final, half, store):
                 return COMMITTED
-        state = self._states.get((half.group, half.key))
-        if state is not None:
-            return state
-        for record in store.find_by_key(names.STRANDED_TOPIC, key):
-            if record.log_offset > half.log_offset:  # otherwise it was resumed since
+        for log_offset, state in self._decided.get(half.group_topic_key, ()):
+            if _is_copy(_read_record(store, log_offset), half, store):
+                return state
+        for stranded in store.find_by_key(
+            names.STRANDED_TOPIC, half.key.decode("utf-8", "replace")
+        ):
+            # Before the half: it was resumed since.
+            if stranded.log_offset > half.log_offset and _is_copy(stranded, half, store):
                 return STRANDED
         return None
 
 
-def _mark_passed(
-    coordinator: TransactionCoordinator,
-    store: RecoveryLog,
-    first_offset: int,
-    rocketmq_cursor: int | None,
-) -> list[int]:
-    """Mark halves before RocketMQ's cursor as rolled back, and return them.
-
-    They are done, but RocketMQ does not record how. Our own stranded and moved halves are before
-    the cursor too; their properties say that they are stranded.
-    """
-    passed = []
-    for queue_offset in range(
-        first_offset, min(rocketmq_cursor or 0, coordinator.states.next_offset)
-    ):
-        if coordinator.states.get(queue_offset) is not TransactionState.OPEN:
-            continue
-        half = _read_half(store, queue_offset)
-        properties = None if half is None else parse_half(half)
-        check_state = None if properties is None else properties.check_state
-        if check_state is not None and check_state.is_stranded:
-            coordinator.states.put(queue_offset, STRANDED)
-        else:
-            coordinator.states.put(queue_offset, ROLLED_BACK)
-            passed.append(queue_offset)
-    return passed
+def _is_final_of_copy(final: StoredRecord, half: Half, store: RecoveryLog) -> bool:
+    """Return whether a record delivers a half or an older copy of it."""
+    copy = _read_record(store, final.prepared_offset)
+    properties = None if copy is None else parse_half(copy)
+    return (
+        copy is not None
+        and properties is not None
+        and copy.topic == names.HALF_TOPIC
+        and is_final_of(final, copy, properties)
+        and _is_copy(copy, half, store)
+    )
 
 
-def _alias_passed_copies(
-    coordinator: TransactionCoordinator, store: RecoveryLog, passed_offsets: list[int]
-) -> None:
-    """Let older copies lead to the newest: RocketMQ appends a half again for every check, and a
-    late END may name any of the copies."""
-    for queue_offset in passed_offsets:
-        record = _read_half(store, queue_offset)
-        properties = None if record is None else parse_half(record)
-        if properties is None:
-            continue
-        half = coordinator.halves.find_by_key(properties.key, properties.group)
-        if half is not None:
-            coordinator.states.put(queue_offset, STRANDED)
-            coordinator.aliases[queue_offset] = half.queue_offset
-            half.previous_offsets += (queue_offset,)
+def _is_copy(record: StoredRecord | None, half: Half, store: RecoveryLog) -> bool:
+    """Return whether a record of the half topic or of the stranded topic is a copy of a half."""
+    properties = None if record is None else parse_half(record)
+    own_record = _read_record(store, half.log_offset)
+    return (
+        record is not None
+        and properties is not None
+        and own_record is not None
+        and (properties.group, properties.topic, properties.key) == half.group_topic_key
+        and origin_of(record) == origin_of(own_record)
+    )
 
 
 def _complete_takeover(
@@ -595,7 +696,7 @@ def _load_recent_keys(coordinator: TransactionCoordinator, store: RecoveryLog) -
             continue
         properties = parse_half(summary)
         if properties is not None and properties.key:
-            group = coordinator.halves.intern_name(properties.group)
-            position = summary.queue_offset, summary.log_offset
+            name = coordinator.halves.intern_name
+            group_topic_key = name(properties.group), name(properties.topic), properties.key
             # Of several copies with one key, the last one wins: it was the living half.
-            coordinator.recent_keys[properties.key] = group, *position
+            coordinator.recent_keys[group_topic_key] = summary.queue_offset, summary.log_offset

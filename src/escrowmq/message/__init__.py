@@ -11,6 +11,7 @@ Modules, in reading order:
     record.py        a message as the log stores it; the bits of the sysFlag
     properties.py    the properties string
     names.py         names of topics, groups and properties
+    broker_marks.py  the properties and flags that only a broker may write
     keys.py          message ids, unique keys, tag hashes, the keys of the index
     batch.py         several messages in one request; uniform runs
     compression.py   compressed bodies

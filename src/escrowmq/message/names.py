@@ -25,6 +25,7 @@ OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"  # which halves are decided
 STRANDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"  # halves that were checked too often
 JOURNAL_TOPIC: Final = "ESCROW_JOURNAL"  # checks and their results
 DECISION_TOPIC: Final = "ESCROW_DECISION"  # decisions over many halves
+DELIVERY_TOPIC: Final = "ESCROW_DELIVERY"  # which delayed messages are delivered
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
@@ -39,11 +40,15 @@ BROKER_ONLY_TOPICS: Final = frozenset(
         STRANDED_TOPIC,
         JOURNAL_TOPIC,
         DECISION_TOPIC,
+        DELIVERY_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
         TIMER_TOPIC,
     )
 )
+# What these hold is believed at the next start, so clients may not commit offsets for them either,
+# nor have their records delivered. They may consume the other three: operators watch them.
+CLOSED_TOPICS: Final = BROKER_ONLY_TOPICS - {STRANDED_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 _SYSTEM_TOPICS: Final = BROKER_ONLY_TOPICS | {TEMPLATE_TOPIC, BENCHMARK_TOPIC}
 _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
@@ -65,6 +70,15 @@ def topic_name_error(topic: str) -> str:
     if len(topic) > length_max:
         return f"topic name has {len(topic)} characters, the limit is {length_max}"
     return ""
+
+
+# Control characters, and the two separators of lines and paragraphs of Unicode.
+_CONTROL_CHARACTER: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
+
+
+def has_control_characters(name: str) -> bool:
+    """Return whether a name could break a line of a log or of a list."""
+    return not name.isprintable() and _CONTROL_CHARACTER.search(name) is not None
 
 
 def retry_topic(group: str) -> str:
@@ -119,6 +133,12 @@ TOOLS_CONSUMER_GROUP: Final = "TOOLS_CONSUMER"
 TOOLS_PRODUCER_GROUP: Final = "TOOLS_PRODUCER"
 CURSOR_GROUP: Final = "CID_RMQ_SYS_TRANS"  # its offsets are the cursors of the half and op topics
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+_CLOSED_GROUP_PREFIXES: Final = (SYSTEM_GROUP_PREFIX, "CID_SYS_RMQ_")
+_CLOSED_GROUP_TOPIC_PREFIXES: Final = tuple(
+    topic_prefix + prefix
+    for topic_prefix in GROUP_TOPIC_PREFIXES
+    for prefix in _CLOSED_GROUP_PREFIXES
+)
 
 # The groups that RocketMQ's own tools and brokers use.
 SYSTEM_GROUPS: Final = (
@@ -135,6 +155,26 @@ SYSTEM_GROUPS: Final = (
 def is_system_group(group: str) -> bool:
     """Return whether the group exists on every broker and cannot be deleted."""
     return group in SYSTEM_GROUPS
+
+
+def is_closed_group(group: str) -> bool:
+    """Return whether only brokers use the group: its offsets are cursors of theirs."""
+    return group.startswith(_CLOSED_GROUP_PREFIXES)
+
+
+def is_closed_topic(topic: str) -> bool:
+    """Return whether only brokers may commit offsets for the topic."""
+    return topic in CLOSED_TOPICS or _is_of_closed_group(topic)
+
+
+def is_writable_topic(topic: str) -> bool:
+    """Return whether clients may send to a topic of this name."""
+    return topic not in BROKER_ONLY_TOPICS and not _is_of_closed_group(topic)
+
+
+def _is_of_closed_group(topic: str) -> bool:
+    """Return whether the topic holds retries or dead letters of a closed group."""
+    return topic.startswith(_CLOSED_GROUP_TOPIC_PREFIXES)
 
 
 def is_shared_name(name: str) -> bool:
@@ -165,6 +205,7 @@ TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 
 RETRY_TOPIC: Final = "RETRY_TOPIC"  # the topic that the message was sent to, as consumers know it
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id of its first delivery
+RETRY_OF: Final = "ESCROW_RETRY_OF"  # the log offset of the message that was sent back
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 
@@ -190,6 +231,7 @@ OUTCOME: Final = "ENDED"  # of an op; the name is short because every transactio
 
 TX_ID: Final = "TX_ID"  # on every message of a transaction: the id of the first one
 TX_NAME: Final = "TX_NAME"  # selects the checker of a transaction
+TX_TIME: Final = "TX_TIME"  # of a database binding: when it began, by the clock of the database
 
 COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: its previous positions
 COPY_CHECK_STATE: Final = "ESCROW_COPY_PAST"  # and the checks before it was appended again

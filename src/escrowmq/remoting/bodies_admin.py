@@ -179,6 +179,20 @@ def _quote_queue(match: re.Match[str]) -> str:
     return match[0] if key is None else _encode(key).decode()
 
 
+class OffsetTable(JsonBody, frozen=True, kw_only=True):
+    """The response to INVOKE_BROKER_TO_RESET_OFFSET. The keys are queues."""
+
+    offset_table: dict[str, Int64] = field(default_factory=dict)
+
+
+def decode_offset_table(body: bytes) -> dict[str, int]:
+    """Return the offsets of a response by their keys, which are queues. Raises BrokenBody."""
+    try:
+        return msgspec.convert(decode_queue_tables(body), OffsetTable, strict=False).offset_table
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BrokenBody(f"offsetTable: {error}") from error
+
+
 def decode_queue_key(key: str) -> QueueName:
     return decode_body(QueueName, key.encode())
 

@@ -237,6 +237,7 @@ class ResponseCode(enum.IntEnum):
     # EscrowMQ only: no RocketMQ broker responds with these.
     TRANSACTION_CONFLICT = 3701  # decided before, with the other verdict
     TRANSACTION_FENCED = 3702  # a newer run of the writer has registered, or the batch is decided
+    TRANSACTION_AMBIGUOUS = 3703  # several transactions have this id
 
 
 def request_name(code: int) -> str:

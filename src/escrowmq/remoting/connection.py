@@ -23,13 +23,20 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, RequestRefused
+from escrowmq.errors import (
+    BrokenResponse,
+    NotSent,
+    OutcomeUnknown,
+    RemoteProtocolError,
+    RequestRefused,
+)
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, request_name
 from escrowmq.remoting.command import INT32_MAX, Command, decode_command, encode_command
 from escrowmq.remoting.frame import FRAME_LENGTH_MAX, FrameDecoder, encode_frame, frame_prefix
@@ -43,6 +50,7 @@ from escrowmq.remoting.requests import (
 )
 
 CALLS_MAX: Final = 65_535
+INT64_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,31 @@ class Reply(NamedTuple):
     ext_fields: dict[str, str]
     body: Body
     version: int = 0
+
+    def int_field(self, name: str, default: int | None = None, *, minimum: int = 0) -> int:
+        """Return a number of the header. Raises BrokenResponse; see `parse_int_field`."""
+        return parse_int_field(self.ext_fields, name, default, minimum=minimum)
+
+
+_INTEGER: Final = re.compile("-?[0-9]{1,19}")  # no number of the protocol has more digits
+
+
+def parse_int_field(
+    ext_fields: Mapping[str, str], name: str, default: int | None = None, *, minimum: int = 0
+) -> int:
+    """Return a number of a response's header, or the default if it is not there.
+
+    Raises BrokenResponse if it is missing without a default, is not a number, is below `minimum`,
+    or does not fit into 64 bits.
+    """
+    text = ext_fields.get(name)
+    if text is None:
+        if default is None:
+            raise BrokenResponse(f"the response has no {name}")
+        return default
+    if not _INTEGER.fullmatch(text) or not minimum <= int(text) <= INT64_MAX:
+        raise BrokenResponse(f"the response has an impossible {name}: {text[:40]!r}")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

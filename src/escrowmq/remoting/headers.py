@@ -289,7 +289,15 @@ class ListTransactions(Header, frozen=True, kw_only=True):
 
 @request(RequestCode.SHOW_TRANSACTION)
 class TransactionHeader(Header, frozen=True, kw_only=True):
+    """Clients choose ids, so several transactions may have the same.
+
+    The group and the offset in the half queue say which one is meant. If they do not, the response
+    is TRANSACTION_AMBIGUOUS and lists the candidates.
+    """
+
     transaction_id: str
+    producer_group: str | None = None
+    half_offset: Int64 | None = None
 
 
 @request(RequestCode.TRANSACTION_CURSORS)
@@ -304,20 +312,18 @@ class SettleTransactionResponse(Header, frozen=True, kw_only=True):
 
 
 @request(RequestCode.SETTLE_TRANSACTION, response=SettleTransactionResponse)
-class SettleTransaction(Header, frozen=True, kw_only=True):
+class SettleTransaction(TransactionHeader, frozen=True, kw_only=True):
     """Decide a transaction on behalf of an operator."""
 
-    transaction_id: str
     commit_or_rollback: Int32
     reason: str
     operator: str = ""
 
 
 @request(RequestCode.RESUME_TRANSACTION)
-class ResumeTransaction(Header, frozen=True, kw_only=True):
+class ResumeTransaction(TransactionHeader, frozen=True, kw_only=True):
     """Check a stranded transaction again."""
 
-    transaction_id: str
     reason: str = ""
     operator: str = ""
 

@@ -80,6 +80,20 @@ CHECKPOINT_SECONDS: Final = Histogram(
     "escrowmq_checkpoint_seconds",
     "Duration of a checkpoint; messages are sent and received meanwhile.",
 )
+CLOCK_OFFSET: Final = Gauge(
+    "escrowmq_clock_offset_seconds",
+    "How far the wall clock is ahead of the broker's clock, which does not jump. It is near 0 "
+    "unless the wall clock was set.",
+)
+CLOCK_JUMPS: Final = Counter(
+    "escrowmq_clock_jumps_total",
+    "How often the wall clock was set by more than two seconds since the start, or before it.",
+)
+STORED_AHEAD: Final = Gauge(
+    "escrowmq_stored_ahead_seconds",
+    "How far the newest message was stored in the future. Above 0, the clock was wrong when it "
+    "was stored, or is wrong now.",
+)
 BROKEN_FILES: Final = Gauge(
     "escrowmq_access_files_broken",
     "Files of accounts or certificates that changed and are invalid; the old content is used.",
@@ -121,13 +135,19 @@ def new_registry(config: Config, role: str) -> Registry:
 
 
 def add_broker_metrics(
-    registry: Registry, config: Config, clock: Clock, broker: Broker, server: RemotingServer
+    registry: Registry,
+    config: Config,
+    wall: Clock,
+    steady: Clock,
+    broker: Broker,
+    server: RemotingServer,
 ) -> None:
+    """Add the metrics of a broker. Stored times are compared with `wall`, its own with `steady`."""
     permission = config.broker.broker_permission
-    registry.add(BrokerMetrics(broker, clock.now_ms, permission=permission).collect)
+    registry.add(BrokerMetrics(broker, wall.now_ms, permission=permission).collect)
     transactions = broker.transactions
     transaction_metrics = TransactionMetrics(
-        transactions.coordinator, transactions.checker, clock.now_ms
+        transactions.coordinator, transactions.checker, steady.now_ms
     )
     registry.add(transaction_metrics.collect)
     registry.add(remoting_metrics(server, "broker"))
@@ -166,6 +186,9 @@ def store_metrics(
             [(("waited",), group_commit.flush_seconds), (("time",), maintenance.flush_seconds)]
         )
         yield CHECKPOINT_SECONDS.value(maintenance.checkpoint_seconds)
+        yield CLOCK_OFFSET.value(maintenance.jump_detector.offset_ms / 1000)
+        yield CLOCK_JUMPS.value(maintenance.jump_detector.jumps)
+        yield STORED_AHEAD.value(maintenance.stored_ahead_ms() / 1000)
 
     return collect
 

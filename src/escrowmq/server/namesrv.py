@@ -55,7 +55,7 @@ from escrowmq.server.security import (
     outgoing_signer,
     own_namesrv_context,
 )
-from escrowmq.server.tasks import background_tasks
+from escrowmq.server.tasks import background_tasks, repeat
 from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,13 @@ class _NameServerHandler:
 
 @contextlib.asynccontextmanager
 async def serve_name_server(
-    clock: Clock, access: AccessControl, registry: Registry, live_config: LiveConfig
+    clock: Clock,
+    access: AccessControl,
+    registry: Registry,
+    live_config: LiveConfig,
+    failed: asyncio.Event,
 ) -> AsyncIterator[str]:
-    """Run a name server on its port; yield its address."""
+    """Run a name server on its port; yield its address. Set `failed` if it cannot go on."""
     config = live_config.config
     kv_config_file = KvConfigFile(RealDisk(config.store.root_dir))
     host = config.network.bind_address
@@ -158,14 +162,13 @@ async def serve_name_server(
     live_config.add_listener(lambda changed: server.change_config(changed.network))
     log.info("name server listens address=%s:%d", host, port)
 
-    async def expire() -> None:
-        while True:
-            await asyncio.sleep(config.namesrv.broker_scan_interval_s)
-            server.sweep_connections()
-            for connection in name_server.tick(now_ms=clock.now_ms()):
-                connection.close()  # type: ignore[attr-defined]  # a ServerConnection
+    def expire() -> None:
+        server.sweep_connections()
+        for connection in name_server.tick(now_ms=clock.now_ms()):
+            connection.close()  # type: ignore[attr-defined]  # a ServerConnection
 
-    async with background_tasks(expire()):
+    scan_interval_s = config.namesrv.broker_scan_interval_s
+    async with background_tasks(failed, repeat("expiry of brokers", expire, scan_interval_s)):
         yield f"{reachable_host(host)}:{port}"
     await server.close()
 

@@ -1,9 +1,17 @@
-"""`escrowmq serve`: broker and name server in one process, from start to SIGTERM."""
+"""`escrowmq serve`: broker and name server in one process, from start to SIGTERM.
+
+The exit code tells whoever started the process what to do next:
+
+    STOPPED       0   it was told to stop, and everything is durable
+    FAILED        1   start it again: the store failed, or the start failed for the moment
+    NOT_STARTED   2   starting it again does not help: somebody has to change something first
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -12,10 +20,11 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import uvloop
 
@@ -23,7 +32,14 @@ from escrowmq.broker.broker import Broker
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.clock import Clock, SteadyClock, SystemClock, local_day
 from escrowmq.config import Config, FlushMode, ResolvedConfig
-from escrowmq.errors import EscrowError, StoreError, StoreFull
+from escrowmq.errors import (
+    EscrowError,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreUnavailable,
+)
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.metrics import Registry
 from escrowmq.remoting.responses import SendResponseEncoder
@@ -42,14 +58,20 @@ from escrowmq.server.security import (
     configured_internal_account,
     require_auth_or_loopback,
 )
-from escrowmq.server.tasks import GroupCommit, StoreMaintenance, background_tasks
+from escrowmq.server.tasks import GroupCommit, StoreMaintenance, background_tasks, repeat
 from escrowmq.store.disk import Disk, RealDisk
 from escrowmq.store.retention import update_disk_state
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
+STOPPED: Final = 0
+FAILED: Final = 1
+NOT_STARTED: Final = 2
+
 SWEEP_INTERVAL_S = 1.0
+FAILURE_POLL_S = 0.1
+FAILED_STOP_S = 0.7  # to refuse what waits for an answer; with the poll, less than a second
 RESERVED_FILES = 1024  # of the store and the name server; each connection needs one more
 DISK_FULL_HINT = (
     "Nothing is lost, but starting needs disk space: free 64 MiB in {directory}, or more if its "
@@ -67,7 +89,7 @@ def run(
     metrics_fd: int | None = None,
     own_namesrv: str | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT. Return the exit code: 0 stopped, 1 failed, 2 not started.
+    """Serve until SIGTERM or SIGINT. Return the exit code, see above.
 
     `file` receives settings that an operator changes; `resolve` reads the configuration again.
     With `metrics_fd` this is a broker of a supervisor: metrics are served on that socket, the end
@@ -82,13 +104,34 @@ def run(
         return uvloop.run(
             _serve(config, role, live_config, runtime_settings, metrics_fd, own_namesrv)
         )
-    except StoreFull as error:
-        hint = DISK_FULL_HINT.format(directory=config.store.root_dir)
-        sys.stderr.write(f"escrowmq: {error}. {hint}\n")
-        return 2
-    except (EscrowError, OSError) as error:
-        sys.stderr.write(f"escrowmq: {error}\n")
-        return 2
+    except (EscrowError, OSError, MemoryError) as error:
+        return report_start_error(error, config.store.root_dir)
+
+
+# A wrong path, a missing permission or a port that is taken. Errors such as EIO, EMFILE or ENOSPC
+# may be gone at the next start.
+_LASTING_ERRORS: Final = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+        *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENODEV, errno.ENXIO),
+        *(errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT),
+    )
+)
+
+
+def report_start_error(error: Exception, directory: str | os.PathLike[str]) -> int:
+    """Say on standard error why a start failed, and return the exit code."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, StoreFull):
+        text += f". {DISK_FULL_HINT.format(directory=directory)}"
+    sys.stderr.write(f"escrowmq: {text}\n")
+    if isinstance(error, StoreLocked | StoreDamaged):
+        return NOT_STARTED
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    if isinstance(cause, OSError):  # gaierror has numbers of its own, below zero
+        is_lasting = cause.errno in _LASTING_ERRORS or (cause.errno or -1) < 0
+        return NOT_STARTED if is_lasting else FAILED
+    return FAILED if isinstance(error, StoreError | MemoryError) else NOT_STARTED
 
 
 def new_live_config(
@@ -133,7 +176,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, live_config.reload)
     if metrics_fd is not None:
         _stop_with_supervisor(loop, stopped)
-    clock = SystemClock()
+    clock, failed = SystemClock(), asyncio.Event()
     access = AccessControl(
         config, configured_internal_account(config) if metrics_fd is not None else None
     )
@@ -141,7 +184,7 @@ async def _serve(
     registry.add(access_metrics(access))
     async with contextlib.AsyncExitStack() as parts:
         await parts.enter_async_context(
-            background_tasks(*(watcher.run() for watcher in access.watchers))
+            background_tasks(failed, *(watcher.run() for watcher in access.watchers))
         )
         if config.metrics.is_enabled or metrics_fd is not None:
             from escrowmq.server.http_server import serve_http  # aiohttp: only if it is needed
@@ -150,9 +193,8 @@ async def _serve(
             await parts.enter_async_context(http)
         namesrv_address = own_namesrv
         if role in ("all", "namesrv"):
-            name_server = serve_name_server(clock, access, registry, live_config)
+            name_server = serve_name_server(clock, access, registry, live_config, failed)
             namesrv_address = await parts.enter_async_context(name_server)
-        failed = asyncio.Event()
         if role in ("all", "broker"):
             own_addresses = [namesrv_address] if namesrv_address is not None else []
             # Ready means that clients find the broker through its own name server.
@@ -180,10 +222,23 @@ async def _serve(
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        if failed.is_set():
+            exit_within(FAILED_STOP_S)
         log.info("stopping")
         health.reason = "stopping"
     log.info("stopped")
-    return 1 if failed.is_set() else 0
+    return FAILED if failed.is_set() else STOPPED
+
+
+def exit_within(seconds: float) -> None:
+    """End the process after a failure, even if a thread hangs in a call to a broken disk.
+
+    Nothing is lost by that: after a failure nothing is saved any more, and the next start reads
+    what is on the disk.
+    """
+    timer = threading.Timer(seconds, os._exit, [FAILED])
+    timer.daemon = True
+    timer.start()
 
 
 def _stop_with_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
@@ -219,7 +274,8 @@ async def _run_broker(
     store = _open_store(config, disk, store_host, listening_socket)
     group_commit = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_s)
     registrars: list[Registrar] = []
-    wall, clock = clock, SteadyClock(clock, not_before_ms=store.last_stored_ms)
+    wall, clock = clock, SteadyClock(clock)
+    maintenance = StoreMaintenance(store, disk, clock, config.store)
     broker = Broker(
         disk,
         store,
@@ -236,8 +292,38 @@ async def _run_broker(
         access_validator=access.validator,
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
+        past_times=maintenance.past_times(),
     )
-    server = RemotingServer(
+    server = _new_server(config, clock, broker, access, store_host)
+    _connect_parts(broker, server, live_config, runtime_settings)
+    await server.listen(listening_socket)
+    registrars += new_registrars(
+        config, broker, f"{address}:{port}", namesrv_addresses, access.internal_signer
+    )
+    update_disk_state(store, disk.usage())
+    maintenance.keep_needed_segments(
+        oldest_needed_offset=broker.oldest_needed_offset,
+        move_messages_below=lambda end: broker.move_messages_below(end, clock.now_ms()),
+    )
+    add_broker_metrics(registry, config, wall, clock, broker, server)
+    registry.add(store_metrics(disk, group_commit, maintenance))
+    health.add(lambda: None if store.is_writable else "the store accepts no messages")
+    async with background_tasks(
+        failed,
+        *(registrar.run() for registrar in registrars),
+        *_background_loops(config, clock, broker, server, maintenance, failed),
+    ):
+        log.info("broker listens address=%s:%d", config.network.bind_address, port)
+        await _wait_registered(registrars[:required_registrations], failed)
+        yield
+    if not await _stop(broker, server, group_commit, maintenance, clock):
+        failed.set()
+
+
+def _new_server(
+    config: Config, clock: Clock, broker: Broker, access: AccessControl, store_host: bytes
+) -> RemotingServer:
+    return RemotingServer(
         broker,
         clock,
         config.network,
@@ -248,29 +334,16 @@ async def _run_broker(
             store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
         ),
     )
-    _connect_parts(broker, server, live_config, runtime_settings)
-    await server.listen(listening_socket)
-    registrars += new_registrars(
-        config, broker, f"{address}:{port}", namesrv_addresses, access.internal_signer
-    )
-    update_disk_state(store, disk.usage())
-    maintenance = _new_maintenance(config, clock, broker, disk)
-    add_broker_metrics(registry, config, wall, broker, server)
-    registry.add(store_metrics(disk, group_commit, maintenance))
-    health.add(lambda: None if store.is_writable else "the store accepts no messages")
-    async with background_tasks(
-        *(registrar.run() for registrar in registrars),
-        *_background_loops(config, clock, broker, server, maintenance, failed),
-    ):
-        log.info("broker listens address=%s:%d", config.network.bind_address, port)
-        await _wait_registered(registrars[:required_registrations])
-        yield
-    await _stop(broker, server, group_commit, clock)
 
 
-async def _wait_registered(registrars: list[Registrar]) -> None:
-    for registrar in registrars:
-        await registrar.registered.wait()
+async def _wait_registered(registrars: list[Registrar], failed: asyncio.Event) -> None:
+    """Wait until all of them have registered the broker, or until something has failed."""
+    waits = [asyncio.create_task(registrar.registered.wait()) for registrar in registrars]
+    failure = asyncio.create_task(failed.wait())
+    for wait in waits:
+        await asyncio.wait([wait, failure], return_when=asyncio.FIRST_COMPLETED)
+    for task in (*waits, failure):
+        task.cancel()
 
 
 def _report_topics_changed(registrars: list[Registrar]) -> None:
@@ -321,36 +394,43 @@ def _open_store(
     return store
 
 
-def _new_maintenance(config: Config, clock: Clock, broker: Broker, disk: Disk) -> StoreMaintenance:
-    return StoreMaintenance(
-        broker.store,
-        disk,
-        clock,
-        config.store,
-        oldest_needed_offset=broker.transactions.oldest_needed_offset,
-        move_halves_below=lambda end: broker.transactions.move_halves_below(end, clock.now_ms()),
-    )
-
-
 async def _stop(
-    broker: Broker, server: RemotingServer, group_commit: GroupCommit, clock: Clock
-) -> None:
-    """Respond to the requests that were accepted, then make everything durable."""
+    broker: Broker,
+    server: RemotingServer,
+    group_commit: GroupCommit,
+    maintenance: StoreMaintenance,
+    clock: Clock,
+) -> bool:
+    """Respond to the requests that were accepted, then make everything durable.
+
+    Return False if the store has failed or fails now. Then requests are refused, and nothing is
+    saved: offsets and snapshots must not be ahead of the log.
+    """
     server.stop_reading()
     broker.pull_processor.release_all(clock.now_ms())
     server.end_turn()  # append what was accepted; under SYNC_FLUSH the flush below responds
     await group_commit.close()
     await server.close()
-    broker.store.flush()  # offsets must not be ahead of the log
+    try:
+        broker.store.flush()
+    except StoreError as error:
+        log.error("the log could not be flushed at shutdown: %s", error)
+        broker.store.abandon()
+        return False
     try:
         broker.save()
         broker.transactions.save(force=True)
+        maintenance.save_ages()
     except StoreError as error:  # the log is safe; the tables were saved a moment ago
         log.warning("topics, groups or offsets not saved at shutdown: %s", error)
     try:
         broker.store.close()
-    except StoreFull as error:
+    except (StoreFull, StoreUnavailable) as error:
         log.warning("no checkpoint at shutdown, the next start reads the log again: %s", error)
+    except StoreError as error:
+        log.error("the store failed at shutdown: %s", error)
+        return False
+    return True
 
 
 def _background_loops(
@@ -361,35 +441,24 @@ def _background_loops(
     maintenance: StoreMaintenance,
     failed: asyncio.Event,
 ) -> list[Any]:
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(config.delay.tick_interval_s)
-            broker.tick(clock.now_ms())
-            server.schedule_turn()
+    def tick() -> None:
+        broker.tick(clock.now_ms())
+        server.schedule_turn()
 
-    async def sweep() -> None:
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            server.sweep_connections()
+    def watch_store() -> None:
+        if broker.store.has_failed and not failed.is_set():
+            log.error("the store has failed; start again, recovery reads what is on the disk")
+            failed.set()
 
-    async def save(name: str, step: Callable[[], None], interval_ms: int) -> None:
-        while True:
-            await asyncio.sleep(interval_ms / 1000)
-            try:
-                step()
-            except StoreError as error:
-                log.warning("%s not saved: %s", name, error)
-
-    async def maintain_store() -> None:
-        await maintenance.run()  # returns only when the store has failed
-        failed.set()
-
+    offsets_interval_s = config.consume.offsets_interval_ms / 1000
+    delays_interval_s = config.delay.delay_offsets_interval_ms / 1000
     return [
-        tick(),
-        sweep(),
-        save("offsets", broker.save_offsets, config.consume.offsets_interval_ms),
-        save("delays", broker.save_delayed_messages, config.delay.delay_offsets_interval_ms),
-        maintain_store(),
+        repeat("tick", tick, config.delay.tick_interval_s),
+        repeat("sweep of connections", server.sweep_connections, SWEEP_INTERVAL_S),
+        repeat("saving offsets", broker.save_offsets, offsets_interval_s),
+        repeat("saving delays", broker.save_delayed_messages, delays_interval_s),
+        repeat("watch of the store", watch_store, FAILURE_POLL_S),
+        maintenance.run(),
     ]
 
 

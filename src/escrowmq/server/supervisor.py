@@ -4,9 +4,13 @@
     each child      a broker: broker-a-0 in DATA/broker-0 on port P, the next one on P + 10, …
 
 A broker runs in one Python thread, so several processes are needed to use several cores. A child
-that dies is started again. Its standard input is a pipe whose other end only this process holds:
-when this process ends, even by SIGKILL, the pipe is closed and the child stops cleanly. The child
-serves its metrics on a socket that it inherits from this process, so it needs no port of its own.
+that dies is started again, whatever its exit code, after a delay that grows up to half a minute.
+If a child cannot start at all, this process ends with the exit code of the child, so that whoever
+started it knows whether to try again (server/serve.py has the codes).
+
+The standard input of a child is a pipe whose other end only this process holds: when this process
+ends, even by SIGKILL, the pipe is closed and the child stops cleanly. The child serves its metrics
+on a socket that it inherits from this process, so it needs no port of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +46,14 @@ from escrowmq.server.security import (
     new_internal_account,
     require_auth_or_loopback,
 )
-from escrowmq.server.serve import new_live_config, raise_file_limit
+from escrowmq.server.serve import (
+    FAILED,
+    NOT_STARTED,
+    STOPPED,
+    new_live_config,
+    raise_file_limit,
+    report_start_error,
+)
 from escrowmq.server.tasks import background_tasks
 from escrowmq.store.check import is_store
 from escrowmq.store.disk import RealDisk
@@ -100,7 +111,11 @@ class ChildBroker:
         has_been_ready = False
         while not self._is_stopping:
             began_s = self._clock.elapsed_s()
-            await self._run_once()
+            try:
+                await self._run_once()
+            except OSError as error:  # no memory or no open file for another process
+                log.error("broker could not be started name=%s: %s", self.name, error)
+                self.exit_code = FAILED
             has_been_ready = has_been_ready or self.ready.is_set()
             self.ready.clear()
             if self._is_stopping:
@@ -209,15 +224,14 @@ def supervise(
 
     `arguments` are those of this command; they are passed on to the brokers.
     """
-    check_no_unserved_store(config.store.root_dir, count)
     live_config = new_live_config(config, resolve)
     raise_file_limit(config.network.connections_max)
     try:
+        check_no_unserved_store(config.store.root_dir, count)
         require_auth_or_loopback(config)
         return uvloop.run(_supervise(config, role, count, arguments, live_config))
-    except (EscrowError, OSError) as error:
-        sys.stderr.write(f"escrowmq: {error}\n")
-        return 2
+    except (EscrowError, OSError, MemoryError) as error:
+        return report_start_error(error, config.store.root_dir)
 
 
 # --- directories ---------------------------------------------------------------------------------
@@ -277,7 +291,8 @@ def _has_records(directory: str) -> bool:
 async def _supervise(
     config: Config, role: str, count: int, arguments: Sequence[str], live_config: LiveConfig
 ) -> int:
-    stopped, failed = asyncio.Event(), asyncio.Event()
+    # `failed`: a part of this process. `start_failed`: a child that was never ready.
+    stopped, failed, start_failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
@@ -293,7 +308,7 @@ async def _supervise(
     children: list[ChildBroker] = []
     async with contextlib.AsyncExitStack() as parts:
         await parts.enter_async_context(
-            background_tasks(*(watcher.run() for watcher in access.watchers))
+            background_tasks(failed, *(watcher.run() for watcher in access.watchers))
         )
         if config.metrics.is_enabled:
             from escrowmq.server.http_server import serve_http  # aiohttp: only if it is needed
@@ -303,7 +318,7 @@ async def _supervise(
         addresses, own_address = list(config.broker.namesrv_addresses), None
         if role == "all":
             own_address = await parts.enter_async_context(
-                serve_name_server(clock, access, registry, live_config)
+                serve_name_server(clock, access, registry, live_config, failed)
             )
             addresses.insert(0, own_address)
         child_arguments = [*_without_brokers_option(arguments)]
@@ -315,18 +330,20 @@ async def _supervise(
         pages.registry, pages.children = registry, children
         health.add(lambda: _first_not_ready(children))
         loop.add_signal_handler(signal.SIGHUP, lambda: _reload(live_config, children))
-        await parts.enter_async_context(_run_children(children, failed))
-        if await _wait_all_ready(children, stopped, failed):
+        await parts.enter_async_context(_run_children(children, start_failed))
+        if await _wait_all_ready(children, stopped, failed, start_failed):
             await parts.enter_async_context(_watch_health(children, health))
             _print_ready(config, addresses, children)
-            await _wait_first(stopped)
+            await _wait_first(stopped, failed)
         log.info("stopping")
         health.reason = "stopping"
     log.info("stopped")
-    if failed.is_set():
+    if start_failed.is_set():
         sys.stderr.write("escrowmq: a broker could not start, see the log above\n")
-        return 2
-    return 1 if any(child.exit_code for child in children) else 0
+        is_lasting = any(child.exit_code == NOT_STARTED for child in children)
+        return NOT_STARTED if is_lasting else FAILED
+    has_failed = failed.is_set() or any(child.exit_code for child in children)
+    return FAILED if has_failed else STOPPED
 
 
 def _new_child(
@@ -382,16 +399,16 @@ async def _watch_health(children: list[ChildBroker], health: Health) -> AsyncIte
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _wait_all_ready(
-    children: list[ChildBroker], stopped: asyncio.Event, failed: asyncio.Event
-) -> bool:
+async def _wait_all_ready(children: list[ChildBroker], *reasons_to_stop: asyncio.Event) -> bool:
+    """Wait until all children are ready. Return False if there is a reason to stop before."""
+
     async def all_ready() -> None:
         for child in children:
             await child.ready.wait()
 
     ready = asyncio.create_task(all_ready())
-    await _wait_first(stopped, failed, extra_task=ready)
-    return not stopped.is_set() and not failed.is_set()
+    await _wait_first(*reasons_to_stop, extra_task=ready)
+    return not any(reason.is_set() for reason in reasons_to_stop)
 
 
 async def _wait_first(*events: asyncio.Event, extra_task: asyncio.Task[None] | None = None) -> None:

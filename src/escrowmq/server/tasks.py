@@ -3,6 +3,7 @@
     GroupCommit        one flush for all requests that wait for one (SYNC_FLUSH)
     StoreMaintenance   flush, checkpoint and expire at their intervals
     background_tasks   run tasks as long as the server; stop it if one of them fails
+    repeat             call a function at an interval, whatever it raises now and then
 
 Under ASYNC_FLUSH, RocketMQ's default, only the flush of StoreMaintenance makes messages durable: a
 power cut can cost the last half second. Under SYNC_FLUSH, GroupCommit flushes before each response,
@@ -14,20 +15,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
-from escrowmq.clock import Clock, local_hour
+from escrowmq.clock import JumpDetector, SteadyClock, local_hour
 from escrowmq.config import StoreConfig
-from escrowmq.errors import FlushTimeout, StoreError, StoreFailed, StoreFull
+from escrowmq.errors import FlushTimeout, StoreError, StoreFailed, StoreFull, StoreUnavailable
 from escrowmq.message.record import LogOffset
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.disk import Disk
+from escrowmq.store.log_ages import MARK_INTERVAL_MS, LogAges, PastTimes, save_ages
 from escrowmq.store.retention import SEGMENTS_PER_PASS_MAX, is_expired
 from escrowmq.store.store import MessageStore
 
@@ -38,6 +39,10 @@ FLUSH_TIMEOUT_S = 5.0  # syncFlushTimeout
 # So under load the next checkpoint does not wait for its time once this much has been appended.
 CHECKPOINT_BACKLOG_BYTES = 16 << 20
 BACKLOG_POLL_S = 0.05
+RETRY_INTERVAL_S = 0.05  # before a flush that could not begin is tried again
+MARK_INTERVAL_S = MARK_INTERVAL_MS / 1000
+AGES_SAVE_INTERVAL_S = 60.0
+FAILURES_MAX = 10  # errors of a repeated step in a row, other than errors of the disk
 
 
 class _Waiter(NamedTuple):
@@ -105,13 +110,16 @@ class GroupCommit:
         while self._waiting or self._running is not None:
             if self._running is not None:
                 await asyncio.wait([self._running])
-            await asyncio.sleep(0)  # the next flush begins, or the callbacks are called
+            # The next flush begins, or the callbacks are called.
+            await asyncio.sleep(RETRY_INTERVAL_S if self._is_scheduled else 0)
         if self._timeout_handle is not None:
             self._timeout_handle.cancel()
         self._thread.shutdown()
 
     def _start_flush(self) -> None:
         self._is_scheduled = False
+        if not self._waiting:
+            return  # all of them have timed out before this attempt
         try:
             flush = self._store.begin_flush()
         except StoreError as error:
@@ -126,6 +134,12 @@ class GroupCommit:
         self.flush_count += 1
         self.flush_seconds.observe(self._loop.time() - self._began_s)
         error = done.exception()
+        if isinstance(error, StoreUnavailable):
+            # Nothing was flushed and nothing failed. Who waits too long gets a FlushTimeout.
+            log.warning("flush postponed: %s", error)
+            self._is_scheduled = True
+            self._loop.call_later(RETRY_INTERVAL_S, self._start_flush)
+            return
         if error is not None:
             self._fail(error)
             return
@@ -156,31 +170,43 @@ class GroupCommit:
 
 
 class StoreMaintenance:
-    """Flush, checkpoint and expire a store at the configured intervals.
+    """Flush, checkpoint and expire a store at the configured intervals; watch the clock.
 
-    `oldest_needed_offset` returns the log offset below which segments may be deleted; None means
-    all. `move_halves_below` is called with the end of a segment that is due but still needed.
+    Create it when the store was just opened: the ages of the log are measured from then on.
     """
 
     def __init__(
         self,
         store: MessageStore,
         disk: Disk,
-        clock: Clock,
+        clock: SteadyClock,
         config: StoreConfig,
-        *,
-        oldest_needed_offset: Callable[[], LogOffset | None] = lambda: None,
-        move_halves_below: Callable[[LogOffset], None] = lambda end: None,
     ) -> None:
         self._store = store
         self._disk = disk
         self._clock = clock
         self._config = config
-        self._oldest_needed_offset = oldest_needed_offset
-        self._move_halves_below = move_halves_below
+        self.jump_detector = JumpDetector(clock)
+        self._ages = self._load_ages()
+        self._next_save_s = 0.0
+        self.keep_needed_segments(lambda: None, lambda end: None)
         self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
         self.checkpoint_seconds = Distribution(LATENCY_BOUNDS_S)
         self._checkpoint_lock = asyncio.Lock()  # a checkpoint and expiry exclude each other
+
+    def keep_needed_segments(
+        self,
+        oldest_needed_offset: Callable[[], LogOffset | None],
+        move_messages_below: Callable[[LogOffset], None],
+    ) -> None:
+        """Do not delete what the transaction coordinator needs.
+
+        `oldest_needed_offset` returns the log offset below which segments may be deleted; None
+        means all. `move_messages_below` is called with the end of a segment that is due but still
+        needed.
+        """
+        self._oldest_needed_offset = oldest_needed_offset
+        self._move_messages_below = move_messages_below
 
     async def run(self) -> None:
         """Run until cancelled, or until the store has failed."""
@@ -194,6 +220,7 @@ class StoreMaintenance:
                     self._has_long_backlog,
                 ),
                 ("expiry", self.expire, self._config.expire_interval_s, None),
+                ("measuring ages", self.measure_ages, MARK_INTERVAL_S, None),
             ):
                 tasks.create_task(self._repeat(name, step, interval_s, is_early))
 
@@ -206,6 +233,8 @@ class StoreMaintenance:
         flush, began_s = self._store.begin_flush(syncs_marks=True), self._clock.elapsed_s()
         try:
             cancelled = await _run_to_completion(flush.run)
+        except StoreUnavailable:
+            raise
         except StoreError as error:
             self._store.fail(error)
             raise
@@ -222,7 +251,7 @@ class StoreMaintenance:
             job = self._store.begin_checkpoint()
             try:
                 cancelled = await _run_to_completion(job.run)
-            except StoreError as error:
+            except Exception as error:
                 self._store.fail_checkpoint(error)
                 raise
             self._store.finish_checkpoint(job)
@@ -239,17 +268,82 @@ class StoreMaintenance:
         if removed:
             log.info("deleted expired segments count=%d log_begin=%d", removed, self._store.begin)
 
-    def _is_oldest_segment_expired(self) -> bool:
+    async def measure_ages(self) -> None:
+        """Note how far the log is, and save that once a minute. Report a clock that was set."""
+        change_ms = self.jump_detector.check()
+        if change_ms:
+            report_clock_change("while the broker runs", change_ms)
+        self._ages.add_mark(
+            self._store.flushed_offset,
+            elapsed_ms=self._elapsed_ms(),
+            broker_ms=self._clock.now_ms(),
+        )
+        if self._clock.elapsed_s() >= self._next_save_s:
+            self._next_save_s = self._clock.elapsed_s() + AGES_SAVE_INTERVAL_S
+            if await _run_to_completion(partial(save_ages, self._disk, self._encode_ages())):
+                raise asyncio.CancelledError
+
+    def past_times(self) -> PastTimes:
+        """Return what converts times that an earlier process recorded to the time of this one."""
         now_ms = self._clock.now_ms()
-        if not is_expired(
-            self._store, now_ms=now_ms, hour=local_hour(now_ms), usage=self._disk.usage()
-        ):
+        return self._ages.past_times(elapsed_ms=self._elapsed_ms(), now_ms=now_ms)
+
+    def stored_ahead_ms(self) -> int:
+        """Return how far the newest message was stored in the future."""
+        return max(0, self._store.last_stored_ms - self._wall_ms())
+
+    def _load_ages(self) -> LogAges:
+        """Load how old the parts of the log are, and report a clock that was or is wrong."""
+        store, elapsed_ms = self._store, self._elapsed_ms()
+        ages = LogAges.load(
+            self._disk,
+            boot_id=self._clock.boot_id(),
+            log_end=store.end,
+            elapsed_ms=elapsed_ms,
+            wall_ms=self._wall_ms(),
+        )
+        ages.start(store.end, elapsed_ms=elapsed_ms, broker_ms=self._clock.now_ms())
+        if abs(ages.wall_change_ms) >= JumpDetector.JUMP_MS:
+            self.jump_detector.jumps += 1
+            report_clock_change("since the broker ran last", ages.wall_change_ms)
+        if self.stored_ahead_ms() >= JumpDetector.JUMP_MS:
+            log.warning(
+                "the newest message was stored %.0f s in the future: the clock was wrong then, or "
+                "is wrong now",
+                self.stored_ahead_ms() / 1000,
+            )
+        return ages
+
+    def save_ages(self) -> None:
+        """Save how old the parts of the log are, in this thread. Raises StoreError."""
+        save_ages(self._disk, self._encode_ages())
+
+    def _encode_ages(self) -> bytes:
+        return self._ages.encode(
+            log_begin=self._store.begin,
+            elapsed_ms=self._elapsed_ms(),
+            wall_ms=self._wall_ms(),
+        )
+
+    def _wall_ms(self) -> int:
+        return self._clock.now_ms() + self._clock.offset_ms()
+
+    def _elapsed_ms(self) -> int:
+        return round(self._clock.elapsed_s() * 1000)
+
+    def _age_of(self, log_offset: int) -> int:
+        return self._ages.age_ms(log_offset, elapsed_ms=self._elapsed_ms())
+
+    def _is_oldest_segment_expired(self) -> bool:
+        hour, usage = local_hour(self._clock.now_ms()), self._disk.usage()
+        if not is_expired(self._store, age_of=self._age_of, hour=hour, usage=usage):
             return False
         end = self._store.begin + self._store.config.segment_bytes
         needed_from = self._oldest_needed_offset()
         if needed_from is not None and needed_from < end:
-            # Open halves are appended again, so that a later pass can delete the segment.
-            self._move_halves_below(LogOffset(end))
+            # Open halves and delayed messages are appended again, so that a later pass can delete
+            # the segment.
+            self._move_messages_below(LogOffset(end))
             return False
         return True
 
@@ -282,11 +376,15 @@ class StoreMaintenance:
                 await self._sleep_unless(is_early, interval_s)
             try:
                 await step()
-            except StoreFull as error:
-                log.warning("%s postponed, the disk is full: %s", name, error)
-            except StoreError as error:
-                # What is on the disk is uncertain until recovery has checked it at a restart.
-                log.exception("%s failed, the store accepts no more writes", name)
+            except (StoreFull, StoreUnavailable) as error:
+                log.warning("%s postponed: %s", name, error)
+            except Exception as error:
+                # What is on the disk is uncertain until recovery has checked it at a restart. After
+                # a MemoryError, it is uncertain what the store has noted of it.
+                trace = None if isinstance(error, StoreError) else error
+                log.error(
+                    "%s failed, the store accepts no more writes: %s", name, error, exc_info=trace
+                )
                 self._store.fail(error)
 
     async def _sleep_unless(self, is_early: Callable[[], bool], interval_s: float) -> None:
@@ -294,6 +392,16 @@ class StoreMaintenance:
         while remaining_s > 0 and not is_early():
             await asyncio.sleep(min(BACKLOG_POLL_S, remaining_s))
             remaining_s -= BACKLOG_POLL_S
+
+
+def report_clock_change(when: str, change_ms: int) -> None:
+    direction = "forwards" if change_ms > 0 else "back"
+    log.warning(
+        "the wall clock was set %s by %.0f s %s; nothing expires because of that",
+        direction,
+        abs(change_ms) / 1000,
+        when,
+    )
 
 
 async def _run_to_completion(function: Callable[[], None]) -> bool:
@@ -313,12 +421,36 @@ async def _run_to_completion(function: Callable[[], None]) -> bool:
     return cancelled
 
 
+async def repeat(
+    name: str, step: Callable[[], None], interval_s: float, *, failures_max: int = FAILURES_MAX
+) -> None:
+    """Call `step` at an interval. An error is logged and passes; many in a row are raised.
+
+    A StoreError passes however often it comes: a file that cannot be saved now is saved later, and
+    a store that has failed stops the server in another way.
+    """
+    failures = 0
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            step()
+        except StoreError as error:
+            log.warning("%s postponed: %s", name, error)
+        except Exception:
+            failures += 1
+            if failures >= failures_max:
+                raise
+            log.exception("%s failed, trying again", name)
+        else:
+            failures = 0
+
+
 @contextlib.asynccontextmanager
-async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
-    """Run coroutines until the block ends. If one fails, the process is stopped cleanly."""
+async def background_tasks(failed: asyncio.Event, *coroutines: Any) -> AsyncIterator[None]:
+    """Run coroutines until the block ends. If one raises, `failed` is set: stop the process."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     for task in tasks:
-        task.add_done_callback(_stop_if_failed)
+        task.add_done_callback(partial(_report_failure, failed))
     try:
         yield
     finally:
@@ -327,8 +459,8 @@ async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _stop_if_failed(task: asyncio.Task[None]) -> None:
-    """Stop the process, which would otherwise look healthy while part of its work is not done."""
+def _report_failure(failed: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """Report a task that raised: the process would look healthy while its work is not done."""
     if not task.cancelled() and task.exception() is not None:
         log.error("background task failed, stopping", exc_info=task.exception())
-        os.kill(os.getpid(), signal.SIGTERM)
+        failed.set()

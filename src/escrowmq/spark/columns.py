@@ -11,7 +11,7 @@ last of several items with one name counts, and the last 02 of a message may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ _PropertyItems = tuple[Int64Array, Int64Array, Int64Array, Int64Array]
 
 
 MAX_BODY_BYTES: Final = 64 << 20  # of a decompressed body
+MAX_BATCH_BODY_BYTES: Final = 128 << 20  # of the decompressed bodies of a batch, but for the last
 
 # --- messages ------------------------------------------------------------------------------------
 
@@ -43,10 +44,17 @@ class MessageColumns:
     `topic` is None if the records have different topics, as in a commit log.
     """
 
-    def __init__(self, records: Records, topic: str | None, broker: str | None) -> None:
+    def __init__(
+        self,
+        records: Records,
+        topic: str | None,
+        broker: str | None,
+        decompressed: Sequence[bytes] | None = None,
+    ) -> None:
         self._records = records
         self._topic = topic
         self._broker = broker
+        self._decompressed = decompressed  # the bodies of the compressed records, if they are known
 
     def to_record_batch(self, columns: Columns) -> pa.RecordBatch:
         arrays = [_COLUMN_BUILDERS[name](self) for name in columns.names]
@@ -93,14 +101,47 @@ class MessageColumns:
         is_compressed = (records.sys_flag & COMPRESSED) != 0
         if not is_compressed.any():
             return bodies
+        decompressed = self._decompressed
+        if decompressed is None:
+            compressed = Records(records.data, records.positions[is_compressed])
+            decompressed = list(_decompressed_bodies(compressed))
         mask = pa.array(is_compressed)
-        flags, offsets = records.sys_flag[is_compressed].tolist(), records.log_offset[is_compressed]
-        compressed = bodies.filter(mask).to_pylist()
-        decompressed = [
-            _decompress(body, flag, log_offset)
-            for body, flag, log_offset in zip(compressed, flags, offsets, strict=True)
-        ]
         return pc.replace_with_mask(bodies, mask, pa.array(decompressed, pa.binary()))
+
+
+def message_batches(
+    records: Records, topic: str | None, broker: str | None, columns: Columns
+) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of records, in several batches if their bodies are long.
+
+    A few compressed records can become gigabytes. A batch ends with the record with which its
+    decompressed bodies reach MAX_BATCH_BODY_BYTES.
+    """
+    is_compressed = (records.sys_flag & COMPRESSED) != 0
+    if "body" not in columns.names or not is_compressed.any():
+        yield MessageColumns(records, topic, broker).to_record_batch(columns)
+        return
+    rows = np.flatnonzero(is_compressed).tolist()
+    compressed = Records(records.data, records.positions[is_compressed])
+    begin, body_bytes, bodies = 0, 0, list[bytes]()
+    for row, body in zip(rows, _decompressed_bodies(compressed), strict=True):
+        bodies.append(body)
+        body_bytes += len(body)
+        if body_bytes >= MAX_BATCH_BODY_BYTES:
+            part = Records(records.data, records.positions[begin : row + 1])
+            yield MessageColumns(part, topic, broker, bodies).to_record_batch(columns)
+            begin, body_bytes, bodies = row + 1, 0, []
+    if begin < len(records):
+        part = Records(records.data, records.positions[begin:])
+        yield MessageColumns(part, topic, broker, bodies).to_record_batch(columns)
+
+
+def _decompressed_bodies(compressed: Records) -> Iterator[bytes]:
+    columns = zip(
+        compressed.body, compressed.sys_flag.tolist(), compressed.log_offset.tolist(), strict=True
+    )
+    for body, flag, log_offset in columns:
+        yield _decompress(body.as_py(), flag, log_offset)
 
 
 def _decompress(body: bytes, sys_flag: int, log_offset: int) -> bytes:

@@ -35,7 +35,7 @@ from escrowmq.message.record import (
     decode_record,
 )
 from escrowmq.spark import options
-from escrowmq.spark.columns import MessageColumns, decode_utf8, is_one_of
+from escrowmq.spark.columns import decode_utf8, is_one_of, message_batches
 from escrowmq.spark.options import Options
 from escrowmq.spark.planning import make_task_sizing
 from escrowmq.spark.queues import TRANSACTION_TOPICS
@@ -117,7 +117,7 @@ class LogReader(DataSourceReader):
             records = records.select(is_one_of(decode_utf8(records.topic), self._topics))
         if not self._is_transaction_mode:
             if len(records):
-                yield MessageColumns(records, None, None).to_record_batch(self._columns)
+                yield from message_batches(records, None, None, self._columns)
             return
         topics = decode_utf8(records.topic)
         for topic in self._topics:

@@ -249,7 +249,7 @@ def _has_offset(reply: Reply) -> bool:
 
 
 def _offset_of(reply: Reply) -> int:
-    return int(reply.ext_fields["offset"])
+    return reply.int_field("offset")
 
 
 # --- write ---------------------------------------------------------------------------------------

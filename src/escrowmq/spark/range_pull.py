@@ -21,9 +21,10 @@ import numpy as np
 
 from escrowmq.client.messages import MessageQueue
 from escrowmq.client.sync_connection import SyncConnection
-from escrowmq.errors import DataLost, RemoteProtocolError, RequestRefused
+from escrowmq.errors import BrokenResponse, DataLost, RemoteProtocolError, RequestRefused
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
+from escrowmq.remoting.connection import parse_int_field
 from escrowmq.remoting.headers import PullMessage
 from escrowmq.spark.queues import PULL_SUBSCRIPTION_FLAG
 from escrowmq.spark.records import ByteArray
@@ -125,7 +126,9 @@ class RangePull:
                 self._fill_windows()
                 continue
             command, body_bytes = self._connection.receive_head()
-            window = self._windows_by_opaque.pop(command.opaque)
+            window = self._windows_by_opaque.pop(command.opaque, None)
+            if window is None:
+                raise BrokenResponse(f"{self._connection.address} answers what it was not asked")
             is_head = window is head
             if is_head and not block.has_room(body_bytes):
                 yield block.contents()
@@ -191,7 +194,7 @@ class RangePull:
     def _next_offset(self, window: _Window, command: Command) -> int:
         """Return where a window continues; at or behind its end, it is complete."""
         if command.code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY):
-            next_offset = _int_field(command, "nextBeginOffset")
+            next_offset = parse_int_field(command.ext_fields, "nextBeginOffset")
             if next_offset <= window.next_offset:
                 raise RemoteProtocolError(
                     f"{self._connection.address}: a pull of {self._queue_range.queue} at "
@@ -199,7 +202,7 @@ class RangePull:
                 )
             return next_offset
         if command.code == ResponseCode.PULL_OFFSET_MOVED:
-            first_offset = _int_field(command, "minOffset")
+            first_offset = parse_int_field(command.ext_fields, "minOffset")
             return self._skip_lost(window, max(window.next_offset, first_offset))
         if command.code == ResponseCode.PULL_NOT_FOUND:
             return self._skip_lost(window, window.end_offset)
@@ -222,10 +225,3 @@ def data_lost(queue: MessageQueue, begin: int, end: int) -> DataLost:
         f"{queue}: messages {begin} to {end} are not there any more (they expired, or the topic "
         f"was created again); to continue behind them, set option failOnDataLoss=false"
     )
-
-
-def _int_field(command: Command, name: str) -> int:
-    try:
-        return int(command.ext_fields[name])
-    except (KeyError, ValueError):
-        raise RemoteProtocolError(f"the response to a pull has no valid {name}") from None

@@ -38,7 +38,7 @@ from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import DataLost, TransportError
 from escrowmq.message.filter import TAG, parse_tags
 from escrowmq.spark import options
-from escrowmq.spark.columns import MessageColumns, is_one_of
+from escrowmq.spark.columns import MessageColumns, is_one_of, message_batches
 from escrowmq.spark.offsets import Offsets, from_nested, to_nested
 from escrowmq.spark.options import SERVERS, TIMEOUT_MS, Options, parse_access
 from escrowmq.spark.planning import (
@@ -125,7 +125,7 @@ def decode_records(
         if mode == options.TRANSACTIONS:
             yield TransactionColumns(part, queue.topic, queue.broker).to_record_batch(columns)
         else:
-            yield MessageColumns(part, queue.topic, queue.broker).to_record_batch(columns)
+            yield from message_batches(part, queue.topic, queue.broker, columns)
 
 
 def make_read_task(parsed_options: Options, columns: Columns) -> ReadTask:

@@ -71,7 +71,13 @@ class Records:
         positions, end = find_records(data, 0, len(data))
         if end != len(data):
             raise BrokenBody(f"no record at byte {end} of {len(data)} in the response to a pull")
-        return cls(data, np.array(positions, np.int64))
+        records = cls(data, np.array(positions, np.int64))
+        # Lengths that lie would make Arrow read outside of the buffer.
+        is_valid = records.layout_mask()
+        if not is_valid.all():
+            position = positions[int(np.argmin(is_valid))]
+            raise BrokenBody(f"the record at byte {position} in the response to a pull is broken")
+        return records
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -200,20 +206,29 @@ class Records:
         `first_log_offset` is the log offset of the begin of the buffer. Magic, log offset and all
         lengths must agree; the checks are ordered so that nothing outside of the buffer is read.
         """
+        is_valid = self.layout_mask()
+        is_valid &= self.log_offset == self.positions + first_log_offset
+        return is_valid
+
+    def layout_mask(self) -> npt.NDArray[np.bool_]:
+        """Return at which positions magic and all lengths are those of a record.
+
+        Each check is made only where the checks before it succeeded, so that nothing outside of the
+        buffer is read.
+        """
         magic = self.read_int32(self.positions + MAGIC_POSITION)
         is_valid = np.asarray((magic == _signed(MAGIC_V1)) | (magic == _signed(MAGIC_V2)))
-        is_valid &= self.log_offset == self.positions + first_log_offset
-        ends = self.positions + self.size
-        is_valid &= (
-            (self.body_position + 3 <= ends) & (self.body_bytes >= 0) & (self._body_end + 3 <= ends)
-        )
-        candidates = Records(self.data, self.positions[is_valid])
-        topic_end = candidates._topic_span[1]
-        candidate_ends = candidates.positions + candidates.size
-        fits = topic_end + 2 <= candidate_ends
-        high = candidates.data[np.where(fits, topic_end, 0)].astype(np.int64)
-        length = high * 256 + candidates.data[np.where(fits, topic_end + 1, 0)]
-        is_valid[is_valid] = fits & (topic_end + 2 + length == candidate_ends)
+        is_valid &= self.body_position + 3 <= self.positions + self.size
+        with_head = Records(self.data, self.positions[is_valid])
+        ends = with_head.positions + with_head.size
+        is_valid[is_valid] = (with_head.body_bytes >= 0) & (with_head._body_end + 3 <= ends)
+        with_body = Records(self.data, self.positions[is_valid])
+        ends = with_body.positions + with_body.size
+        topic_end = with_body._topic_span[1]
+        fits = topic_end + 2 <= ends
+        high = self.data[np.where(fits, topic_end, 0)].astype(np.int64)
+        length = high * 256 + self.data[np.where(fits, topic_end + 1, 0)]
+        is_valid[is_valid] = fits & (topic_end + 2 + length == ends)
         return is_valid
 
 

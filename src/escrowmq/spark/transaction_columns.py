@@ -204,7 +204,7 @@ def parse_int_lists(texts: pa.Array) -> pa.Array:
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), LONG_LIST)
     lists: list[Any] = [
-        None if text is None else [int(part) for part in text.split(",") if part.isdecimal()]
+        None if text is None else [int(part[:18]) for part in text.split(",") if part.isdecimal()]
         for text in texts.to_pylist()
     ]
     return pa.array(lists, LONG_LIST)

@@ -6,13 +6,14 @@ Both perform the steps of `escrowmq.database.transaction`, with a Session and an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -20,12 +21,20 @@ from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.client.producer.producer import Producer as AsyncProducer
 from escrowmq.clock import Clock
-from escrowmq.database.marker import MARKER_RETENTION_MS, new_transaction_id, transaction_id_of
+from escrowmq.database.marker import (
+    MARKER_RETENTION_MS,
+    began_ms,
+    new_transaction_id,
+    transaction_id_of,
+)
 from escrowmq.database.transaction import (
     CLEANUP_INTERVAL_S,
+    SESSION_ENDED,
     AsyncTransactionMessages,
+    BaseTransactionMessages,
     CleanupThread,
     MarkerRetention,
+    MessageScope,
     TransactionMessages,
     run_steps,
     run_steps_async,
@@ -37,11 +46,6 @@ from escrowmq.sql import statements
 from escrowmq.sql.statements import marker_table
 
 log = logging.getLogger(__name__)
-
-SESSION_ENDED_ERROR: Final = (
-    "the block committed or rolled back its session; leave that to the end of the block"
-)
-SESSION_ENDED_REASON: Final = "its session was ended inside the block"
 
 
 class Escrow(MarkerRetention):
@@ -94,6 +98,7 @@ class Escrow(MarkerRetention):
             if create_tables:
                 statements.create_tables(connection)
             statements.check_transaction_support(connection)
+            self._database_time.observe(statements.now_ms(connection))
         self._producer = Producer(servers, group=group, **options)
         self._producer.checker("*")(self._check)
         self._producer.__enter__()
@@ -127,9 +132,13 @@ class Escrow(MarkerRetention):
         back its session: that raises SessionEndedInBlock. Raises CommitUnknown if the database
         does not say whether it has committed; a check finds out, and the messages follow it.
         """
-        tx = TransactionMessages(self._producer.transaction(id=new_transaction_id()))
+        tx = TransactionMessages(
+            self._producer.transaction(id=new_transaction_id()),
+            begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
+        )
         with self._session_factory(bind=self._engine) as session:
             steps, ops = transaction_steps(tx), _SessionOps(self, session, tx)
+            tx.prepare_send = ops.prepare_send
             run_steps(steps, ops)
             try:
                 yield session, tx
@@ -143,9 +152,9 @@ class Escrow(MarkerRetention):
 
         This happens once an hour by itself. Raises ConfigError for a time below `retention_ms`.
         """
-        before_ms = self._purge_before_ms(older_than_ms)
+        age_ms = self._purge_age_ms(older_than_ms)
         with self._engine.connect() as connection:
-            return statements.purge_before(connection, marker_table, before_ms)
+            return statements.purge_older(connection, marker_table, age_ms, self._database_time)
 
     def clean_up(self) -> None:
         """Delete the markers that are due. Called every ten seconds by a thread."""
@@ -163,16 +172,13 @@ class Escrow(MarkerRetention):
         transaction_id = transaction_id_of(message)
         if transaction_id is None:
             return Verdict.UNKNOWN
-        return self._read_or_tombstone(transaction_id, may_be_purged=self._may_be_purged(message))
-
-    def _read_or_tombstone(self, transaction_id: str, *, may_be_purged: bool) -> Verdict:
+        purged_from_ms = began_ms(message) + self._retention_ms
         with self._engine.connect() as connection:
             return statements.read_or_tombstone(
                 connection,
                 transaction_id,
                 group=self._group,
-                now_ms=self._clock.now_ms(),
-                may_be_purged=may_be_purged,
+                may_be_purged=lambda now_ms: now_ms >= purged_from_ms,
             )
 
 
@@ -189,43 +195,80 @@ class _SessionOps:
         self._session_transaction = self._session.begin()
 
     def insert_marker(self) -> None:
-        statements.insert_marker(
-            self._session.connection(),
-            self._tx.id,
-            group=self._escrow._group,
-            now_ms=self._escrow._clock.now_ms(),
-        )
+        self._tx.began_ms = self._escrow._database_time.now_ms()
+        _insert_main_marker(self._session.connection(), self._tx, self._escrow._group)
 
-    def flush(self, message_count: int) -> None:
-        if not self._is_current():
-            raise SessionEndedInBlock(SESSION_ENDED_ERROR)
+    def prepare_send(self) -> MessageScope:
+        _require(self._is_current())
+        return _prepare_send(self._session.connection(), self._tx, self._escrow._group)
+
+    def flush(self) -> None:
+        _require(self._is_current())
         self._session.flush()
-        if message_count != 1:
-            statements.set_message_count(self._session.connection(), self._tx.id, message_count)
+        while (nested := self._session.get_nested_transaction()) is not None:
+            nested.commit()  # the block left a savepoint open
+        _finish_markers(self._session.connection(), self._tx)
 
     def commit(self) -> Verdict:
         self._session.commit()
         return Verdict.COMMIT
 
     def roll_back(self, error: BaseException) -> str:
-        is_current = self._is_current()
         self._session.rollback()
-        # If the block ended the session itself, it may have committed the marker.
-        return "" if is_current else SESSION_ENDED_REASON
+        return ""
 
-    def read_marker(self) -> Verdict:
-        return self._escrow._read_or_tombstone(self._tx.id, may_be_purged=False)
+    def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
+        with contextlib.suppress(Exception):
+            self._session.close()  # its connection may be the last one of the pool
+        with self._escrow._engine.connect() as connection:
+            return statements.read_or_tombstone(
+                connection, marker_id, group=self._escrow._group, keep_tombstone=keep_tombstone
+            )
 
     def release_connection(self) -> None:
         self._session.close()
 
-    def end(self, verdict: Verdict) -> None:
-        self._tx.end(verdict)
-        if verdict is Verdict.COMMIT:
-            self._escrow._transaction_committed(self._tx)
+    def end(self) -> None:
+        self._tx.end(self._tx.verdict)
+        self._escrow._transaction_ended(self._tx)
 
     def _is_current(self) -> bool:
         return self._session.get_transaction() is self._session_transaction
+
+
+def _require(is_current: bool) -> None:
+    if not is_current:
+        raise SessionEndedInBlock(SESSION_ENDED)
+
+
+def _insert_main_marker(connection: Connection, tx: BaseTransactionMessages, group: str) -> None:
+    tx.main_scope.proof = statements.insert_marker(connection, tx.id, group=group)
+
+
+def _prepare_send(connection: Connection, tx: BaseTransactionMessages, group: str) -> MessageScope:
+    """Return the scope of the connection's savepoint, after counting one more message in it."""
+    _require(connection.in_transaction() and not connection.closed)
+    savepoint = connection.get_nested_transaction()
+    scope = tx.find_scope(savepoint)
+    if scope is None:
+        scope = tx.new_scope(new_transaction_id(), savepoint)
+        name = f"escrowmq_{len(tx.scopes)}"
+        scope.proof = statements.insert_marker(connection, scope.id, group=group, savepoint=name)
+        tx.scopes.append(scope)
+    count = scope.message_count + 1
+    _require(statements.count_message(connection, scope.id, scope.proof, count))
+    scope.message_count = count
+    return scope
+
+
+def _finish_markers(connection: Connection, tx: BaseTransactionMessages) -> None:
+    """Store the numbers of messages, and find out which savepoints were rolled back."""
+    main = tx.main_scope
+    _require(statements.finish_marker(connection, main.id, main.proof, main.message_count))
+    if len(tx.scopes) > 1:
+        tx.compare_counts(
+            statements.read_message_counts(connection, [scope.id for scope in tx.scopes[1:]])
+        )
 
 
 class AsyncEscrow(MarkerRetention):
@@ -271,6 +314,7 @@ class AsyncEscrow(MarkerRetention):
             if self._creates_tables:
                 await connection.run_sync(statements.create_tables)
             await connection.run_sync(statements.check_transaction_support)
+            self._database_time.observe(await connection.run_sync(statements.now_ms))
         await self._producer.__aenter__()
         self._cleanup_task = asyncio.create_task(self._cleanup_loop())
         return self
@@ -299,9 +343,13 @@ class AsyncEscrow(MarkerRetention):
 
         If the task is cancelled while the database commits, a check decides the messages.
         """
-        tx = AsyncTransactionMessages(self._producer.transaction(id=new_transaction_id()))
+        tx = AsyncTransactionMessages(
+            self._producer.transaction(id=new_transaction_id()),
+            begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
+        )
         async with self._session_factory(bind=self._engine) as session:
             steps, ops = transaction_steps(tx), _AsyncSessionOps(self, session, tx)
+            tx.prepare_send = ops.prepare_send
             await run_steps_async(steps, ops)
             try:
                 yield session, tx
@@ -312,9 +360,11 @@ class AsyncEscrow(MarkerRetention):
 
     async def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete markers by age and return how many; see `Escrow.purge`."""
-        before_ms = self._purge_before_ms(older_than_ms)
+        age_ms = self._purge_age_ms(older_than_ms)
         async with self._engine.connect() as connection:
-            return await connection.run_sync(statements.purge_before, marker_table, before_ms)
+            return await connection.run_sync(
+                statements.purge_older, marker_table, age_ms, self._database_time
+            )
 
     async def clean_up(self) -> None:
         """Delete the markers that are due. Called every ten seconds by a task."""
@@ -339,18 +389,13 @@ class AsyncEscrow(MarkerRetention):
         transaction_id = transaction_id_of(message)
         if transaction_id is None:
             return Verdict.UNKNOWN
-        return await self._read_or_tombstone(
-            transaction_id, may_be_purged=self._may_be_purged(message)
-        )
-
-    async def _read_or_tombstone(self, transaction_id: str, *, may_be_purged: bool) -> Verdict:
+        purged_from_ms = began_ms(message) + self._retention_ms
         async with self._engine.connect() as connection:
             return await connection.run_sync(
                 statements.read_or_tombstone,
                 transaction_id,
                 group=self._group,
-                now_ms=self._clock.now_ms(),
-                may_be_purged=may_be_purged,
+                may_be_purged=lambda now_ms: now_ms >= purged_from_ms,
             )
 
 
@@ -369,42 +414,48 @@ class _AsyncSessionOps:
         self._session_transaction = await self._session.begin()
 
     async def insert_marker(self) -> None:
+        self._tx.began_ms = self._escrow._database_time.now_ms()
         connection = await self._session.connection()
-        await connection.run_sync(
-            statements.insert_marker,
-            self._tx.id,
-            group=self._escrow._group,
-            now_ms=self._escrow._clock.now_ms(),
-        )
+        await connection.run_sync(_insert_main_marker, self._tx, self._escrow._group)
 
-    async def flush(self, message_count: int) -> None:
-        if not self._is_current():
-            raise SessionEndedInBlock(SESSION_ENDED_ERROR)
+    async def prepare_send(self) -> MessageScope:
+        _require(self._is_current())
+        connection = await self._session.connection()
+        return await connection.run_sync(_prepare_send, self._tx, self._escrow._group)
+
+    async def flush(self) -> None:
+        _require(self._is_current())
         await self._session.flush()
-        if message_count != 1:
-            connection = await self._session.connection()
-            await connection.run_sync(statements.set_message_count, self._tx.id, message_count)
+        while (nested := self._session.get_nested_transaction()) is not None:
+            await nested.commit()  # the block left a savepoint open
+        connection = await self._session.connection()
+        await connection.run_sync(_finish_markers, self._tx)
 
     async def commit(self) -> Verdict:
         await self._session.commit()
         return Verdict.COMMIT
 
     async def roll_back(self, error: BaseException) -> str:
-        is_current = self._is_current()
         await self._session.rollback()
-        # If the block ended the session itself, it may have committed the marker.
-        return "" if is_current else SESSION_ENDED_REASON
+        return ""
 
-    async def read_marker(self) -> Verdict:
-        return await self._escrow._read_or_tombstone(self._tx.id, may_be_purged=False)
+    async def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
+        with contextlib.suppress(Exception):
+            await self._session.close()  # its connection may be the last one of the pool
+        async with self._escrow._engine.connect() as connection:
+            return await connection.run_sync(
+                statements.read_or_tombstone,
+                marker_id,
+                group=self._escrow._group,
+                keep_tombstone=keep_tombstone,
+            )
 
     async def release_connection(self) -> None:
         await self._session.close()
 
-    async def end(self, verdict: Verdict) -> None:
-        await self._tx.end(verdict)
-        if verdict is Verdict.COMMIT:
-            self._escrow._transaction_committed(self._tx)
+    async def end(self) -> None:
+        await self._tx.end(self._tx.verdict)
+        self._escrow._transaction_ended(self._tx)
 
     def _is_current(self) -> bool:
         # The AsyncSession creates a new proxy on each call, so compare what is behind it.

@@ -64,6 +64,7 @@ class Inbox(BlockingInbox):
         if create_tables:
             with engine.connect() as connection:
                 statements.create_tables(connection)
+                self._database_time.observe(statements.now_ms(connection))
 
     def effect(self, function: Effect) -> IdempotentHandler:
         """Make a function idempotent; a decorator.
@@ -78,8 +79,7 @@ class Inbox(BlockingInbox):
         def handle_once(message: ReceivedMessage) -> bool:
             with self._session_factory(bind=self._engine) as session:
                 connection = session.connection()
-                now_ms = self._clock.now_ms()
-                if not insert_inbox_row(connection, message, group=self._group, now_ms=now_ms):
+                if not insert_inbox_row(connection, message, group=self._group):
                     session.rollback()
                     return False
                 function(session, message)
@@ -90,9 +90,9 @@ class Inbox(BlockingInbox):
 
     def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete rows older than `retention_ms`, or another age, and return how many."""
-        before_ms = self._purge_before_ms(older_than_ms)
+        age_ms = self._purge_age_ms(older_than_ms)
         with self._engine.connect() as connection:
-            return statements.purge_before(connection, inbox_table, before_ms)
+            return statements.purge_older(connection, inbox_table, age_ms, self._database_time)
 
 
 class AsyncInbox(RowRetention):
@@ -115,6 +115,7 @@ class AsyncInbox(RowRetention):
         """Create the tables that do not exist yet."""
         async with self._engine.connect() as connection:
             await connection.run_sync(statements.create_tables)
+            self._database_time.observe(await connection.run_sync(statements.now_ms))
 
     def effect(self, function: AsyncEffect) -> AsyncIdempotentHandler:
         """Make a coroutine function idempotent; see `Inbox.effect`."""
@@ -123,10 +124,7 @@ class AsyncInbox(RowRetention):
         async def handle_once(message: ReceivedMessage) -> bool:
             async with self._session_factory(bind=self._engine) as session:
                 connection = await session.connection()
-                now_ms = self._clock.now_ms()
-                is_first = await connection.run_sync(
-                    insert_inbox_row, message, group=self._group, now_ms=now_ms
-                )
+                is_first = await connection.run_sync(insert_inbox_row, message, group=self._group)
                 if not is_first:
                     await session.rollback()
                     return False
@@ -154,6 +152,8 @@ class AsyncInbox(RowRetention):
 
     async def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete rows by age and return how many; see `Inbox.purge`."""
-        before_ms = self._purge_before_ms(older_than_ms)
+        age_ms = self._purge_age_ms(older_than_ms)
         async with self._engine.connect() as connection:
-            return await connection.run_sync(statements.purge_before, inbox_table, before_ms)
+            return await connection.run_sync(
+                statements.purge_older, inbox_table, age_ms, self._database_time
+            )

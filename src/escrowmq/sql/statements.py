@@ -8,8 +8,8 @@ engines call them through `run_sync`. The tables are a contract with users: docs
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -22,23 +22,29 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    func,
     insert,
     select,
     update,
 )
 from sqlalchemy.dialects.mysql import VARCHAR
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.sql.functions import FunctionElement
 
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.database.marker import (
     COMMITTED,
     INBOX_TABLE,
     MARKER_TABLE,
+    NOW_MS_SQL,
     PURGE_BATCH_ROWS,
     TOMBSTONE,
+    DatabaseTime,
     TombstoneResult,
     is_lock_error,
+    is_missing_savepoint,
     resolve_marker,
     short_lock_wait,
 )
@@ -88,42 +94,137 @@ def create_tables(connection: Connection) -> None:
             metadata.create_all(connection)
 
 
+class _NowMs(FunctionElement[int]):
+    """The time of the database in milliseconds since 1970."""
+
+    type = BigInteger()
+    inherit_cache = True
+    name = "now_ms"
+
+
+@compiles(_NowMs)
+def _compile_now_ms(_: _NowMs, compiler: Any, **__: Any) -> str:
+    return NOW_MS_SQL[compiler.dialect.name]
+
+
 # Built once, because every transaction uses one of them.
-_INSERT_MARKER: Final = insert(marker_table)
-_INSERT_INBOX_ROW: Final = insert(inbox_table)
+_INSERT_MARKER: Final = insert(marker_table).values(at_ms=_NowMs())
+_INSERT_INBOX_ROW: Final = insert(inbox_table).values(at_ms=_NowMs())
+_IS_MARKER: Final = marker_table.c.id == bindparam("marker_id")
+_READ_OUTCOME: Final = select(marker_table.c.outcome).where(_IS_MARKER)
+_DELETE_MARKER: Final = delete(marker_table).where(_IS_MARKER)
 
 # --- the owner's transaction ---------------------------------------------------------------------
+#
+# The owner must notice if its database transaction ends before its block does, in whatever way: by
+# a commit of the session, of the driver or in SQL, by a statement that commits by itself, or
+# because the database gave it up. So each marker has a proof of its transaction:
+#
+#   PostgreSQL   the number of the transaction
+#   the others   the name of a savepoint behind the marker, which ends with the transaction; it is
+#                set again for each message
+#
+# The marker also counts the messages as they are sent. If a part of the transaction is rolled back,
+# for example to a savepoint that was set in plain SQL, the count goes back too.
+
+_TRANSACTION_NUMBER: Final = func.txid_current()
+_COUNT_ONE_MORE: Final = (
+    update(marker_table)
+    .where(_IS_MARKER, marker_table.c.messages == bindparam("count") - 1)
+    .values(messages=bindparam("count"))
+)
 
 
-def insert_marker(connection: Connection, transaction_id: str, *, group: str, now_ms: int) -> None:
-    """Insert the owner's marker. Raises IntegrityError if a checker has inserted a tombstone."""
-    connection.execute(_INSERT_MARKER, _row(transaction_id, COMMITTED, group, now_ms))
+def insert_marker(
+    connection: Connection, transaction_id: str, *, group: str, savepoint: str = "escrowmq_0"
+) -> str:
+    """Insert the owner's marker and return its proof; see above.
 
-
-def set_message_count(connection: Connection, transaction_id: str, message_count: int) -> None:
-    """Store how many messages belong to the transaction. Not needed for one message.
-
-    Without messages the marker is deleted, because no broker can ask about it.
+    `savepoint` is the name of the proof where it is a savepoint; no other proof of the transaction
+    may have it. Raises IntegrityError if a checker has inserted a tombstone, and ConfigError if the
+    connection commits each statement by itself.
     """
-    is_own = marker_table.c.id == transaction_id
-    if message_count == 0:
-        connection.execute(delete(marker_table).where(is_own))
+    row = _row(transaction_id, COMMITTED, group)
+    if _has_transaction_numbers(connection):
+        statement = _INSERT_MARKER.returning(_TRANSACTION_NUMBER)
+        return str(connection.execute(statement, row).scalar_one())
+    connection.execute(_INSERT_MARKER, row)
+    # SQLite would begin a transaction with the savepoint, and so hide that there was none.
+    if not getattr(connection.connection.driver_connection, "in_transaction", True):
+        raise ConfigError("the session commits each statement by itself (AUTOCOMMIT)")
+    _scalar(connection, f"SAVEPOINT {savepoint}")
+    return savepoint
+
+
+def count_message(connection: Connection, transaction_id: str, proof: str, count: int) -> bool:
+    """Take note of the `count`-th message of a marker.
+
+    Return False if the connection is not in the transaction of the marker any more, or if a part of
+    it that had messages was rolled back.
+    """
+    values = {"marker_id": transaction_id, "count": count}
+    if _has_transaction_numbers(connection):
+        statement = _COUNT_ONE_MORE.returning(_TRANSACTION_NUMBER)
+        return str(connection.execute(statement, values).scalar_one_or_none()) == proof
+    if not _renew_savepoint(connection, proof):
+        return False
+    return connection.execute(_COUNT_ONE_MORE, values).rowcount == 1
+
+
+def finish_marker(connection: Connection, transaction_id: str, proof: str, count: int) -> bool:
+    """Check the marker with the last statements before the commit.
+
+    Return False as `count_message` does. Without messages the marker is deleted, because no broker
+    can ask about it.
+    """
+    values = {"marker_id": transaction_id}
+    query = select(marker_table.c.messages).where(_IS_MARKER)
+    if _has_transaction_numbers(connection):
+        row = connection.execute(query.add_columns(_TRANSACTION_NUMBER), values).one_or_none()
+        is_open = row is not None and (row[0], str(row[1])) == (count, proof)
     else:
-        connection.execute(update(marker_table).where(is_own).values(messages=message_count))
+        is_open = (
+            _renew_savepoint(connection, proof)
+            and connection.execute(query, values).scalar_one_or_none() == count
+        )
+    if is_open and count == 0:
+        connection.execute(_DELETE_MARKER, values)
+    return is_open
 
 
-def insert_inbox_row(
-    connection: Connection, message: ReceivedMessage, *, group: str, now_ms: int
-) -> bool:
+def read_message_counts(connection: Connection, transaction_ids: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of messages of these markers. Those that are not there are left out."""
+    is_one = marker_table.c.id.in_(transaction_ids)
+    rows = connection.execute(select(marker_table.c.id, marker_table.c.messages).where(is_one))
+    return {row[0]: row[1] for row in rows}
+
+
+def insert_inbox_row(connection: Connection, message: ReceivedMessage, *, group: str) -> bool:
     """Insert the id of a message. Return False if it is there already.
 
     It must be the first statement of its transaction, which can only be rolled back after False.
     """
-    row = {"consumer_group": group, "message_id": message.message_id, "at_ms": now_ms}
+    row = {"consumer_group": group, "message_id": message.message_id}
     try:
         connection.execute(_INSERT_INBOX_ROW, row)
     except IntegrityError:
         return False
+    return True
+
+
+def _has_transaction_numbers(connection: Connection) -> bool:
+    return connection.dialect.name == "postgresql"
+
+
+def _renew_savepoint(connection: Connection, savepoint: str) -> bool:
+    """Set a savepoint again, behind all others. Return False if it does not exist."""
+    try:
+        _scalar(connection, f"RELEASE SAVEPOINT {savepoint}")
+    except DBAPIError as error:
+        if is_missing_savepoint(error.orig):
+            return False
+        raise
+    _scalar(connection, f"SAVEPOINT {savepoint}")
     return True
 
 
@@ -135,27 +236,31 @@ def read_or_tombstone(
     transaction_id: str,
     *,
     group: str,
-    now_ms: int,
-    may_be_purged: bool = False,
+    may_be_purged: Callable[[int], bool] = lambda _: False,
+    keep_tombstone: bool = True,
 ) -> Verdict:
     """Answer a check; see `database/marker.py`.
 
-    Raises what the database raises, except errors that only mean that the row is locked.
+    `may_be_purged` is called with the time of the database, if there is no marker, and returns
+    whether it may have been deleted by age. `keep_tombstone` False rolls the tombstone back: for
+    an owner that has ended its transaction and asks what became of it. Raises what the database
+    raises, except errors that only mean that the row is locked.
     """
-    query = select(marker_table.c.outcome).where(marker_table.c.id == transaction_id)
-    tombstone = _row(transaction_id, TOMBSTONE, group, now_ms, messages=0)
+
+    dialect = connection.dialect.name
 
     def read() -> str | None:
         with connection.begin():
-            return connection.execute(query).scalar_one_or_none()
+            values = {"marker_id": transaction_id}
+            return connection.execute(_READ_OUTCOME, values).scalar_one_or_none()
 
     def insert_tombstone() -> TombstoneResult:
         try:
-            with (
-                connection.begin(),
-                short_lock_wait(connection.dialect.name, lambda sql: _scalar(connection, sql)),
-            ):
-                connection.execute(_INSERT_MARKER, tombstone)
+            with connection.begin() as transaction:
+                with short_lock_wait(dialect, lambda sql: _scalar(connection, sql)):
+                    connection.execute(_INSERT_MARKER, _row(transaction_id, TOMBSTONE, group))
+                if not keep_tombstone:
+                    transaction.rollback()
         except IntegrityError:
             return TombstoneResult.EXISTS
         except DBAPIError as error:
@@ -165,20 +270,21 @@ def read_or_tombstone(
         return TombstoneResult.INSERTED
 
     return resolve_marker(
-        transaction_id, read=read, insert_tombstone=insert_tombstone, may_be_purged=may_be_purged
+        transaction_id,
+        read=read,
+        insert_tombstone=insert_tombstone,
+        may_be_purged=lambda: may_be_purged(now_ms(connection)),
     )
 
 
-def _row(
-    transaction_id: str, outcome: str, group: str, now_ms: int, *, messages: int = 1
-) -> dict[str, object]:
-    return {
-        "id": transaction_id,
-        "outcome": outcome,
-        "at_ms": now_ms,
-        "producer_group": group,
-        "messages": messages,
-    }
+def now_ms(connection: Connection) -> int:
+    """Return the time of the database in milliseconds since 1970, in a transaction of its own."""
+    with connection.begin():
+        return int(connection.execute(select(_NowMs())).scalar_one())
+
+
+def _row(transaction_id: str, outcome: str, group: str) -> dict[str, object]:
+    return {"id": transaction_id, "outcome": outcome, "producer_group": group, "messages": 0}
 
 
 def _scalar(connection: Connection, sql: str) -> object:
@@ -193,6 +299,13 @@ def purge_ids(connection: Connection, transaction_ids: Sequence[str]) -> None:
     """Delete markers of this process whose end the broker has acknowledged."""
     with connection.begin():
         connection.execute(delete(marker_table).where(marker_table.c.id.in_(transaction_ids)))
+
+
+def purge_older(
+    connection: Connection, table: Table, age_ms: int, database_time: DatabaseTime
+) -> int:
+    """Delete rows that are older than `age_ms`, by the database's clock, and return how many."""
+    return purge_before(connection, table, database_time.observe(now_ms(connection)) - age_ms)
 
 
 def purge_before(connection: Connection, table: Table, before_ms: int) -> int:
@@ -240,11 +353,10 @@ def check_transaction_support(connection: Connection) -> None:
         )
     probe = f"probe-{secrets.token_hex(16)}"
     with connection.begin() as transaction:
-        insert_marker(connection, probe, group="", now_ms=0)
+        connection.execute(_INSERT_MARKER, _row(probe, COMMITTED, ""))
         transaction.rollback()
     with connection.begin():
-        is_probe = marker_table.c.id == probe
-        remaining = connection.execute(delete(marker_table).where(is_probe)).rowcount
+        remaining = connection.execute(_DELETE_MARKER, {"marker_id": probe}).rowcount
     if remaining:
         raise ConfigError(
             f"{connection.dialect.name} did not roll back a row; use an engine without AUTOCOMMIT, "

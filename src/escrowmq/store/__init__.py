@@ -38,6 +38,7 @@ Modules in reading order:
     columns.py        hash keys and pack entries, many at once
     checkpoint.py     what is durable, ours and RocketMQ's
     retention.py      remove old segments
+    log_ages.py       how old the parts of the log are, whatever the clock shows
     disk.py           the only file calls
     config_files.py   topics, groups and offsets in config/*.json
     log_files.py      read a log without owning it

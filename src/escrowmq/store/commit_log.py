@@ -25,7 +25,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord, RecordNotFound, StoreDamaged, StoreError, StoreFailed
+from escrowmq.errors import (
+    CorruptRecord,
+    RecordNotFound,
+    StoreDamaged,
+    StoreError,
+    StoreFailed,
+    StoreUnavailable,
+)
 from escrowmq.message.batch import UNIQUE_KEY_PREFIX, RecordRun
 from escrowmq.message.record import (
     BLANK,
@@ -100,6 +107,8 @@ class LogFlush:
                 self.marks.add(self.end)
                 if self.syncs_marks:
                     self.marks.sync()
+        except StoreUnavailable:
+            raise  # the directory could not be opened now: nothing failed, the flush is repeated
         except StoreError as error:
             # This is fatal for whatever reason, even if the disk is only full. The kernel may have
             # dropped the pages that it could not write, and the next fsync would report success.
@@ -169,7 +178,7 @@ class CommitLog:
         self.flushed_offset = LogOffset(0)
         self._files_created = 0
         self._files_synced = 0  # of those, how many have a durable directory entry
-        self._failure: StoreError | None = None
+        self._failure: Exception | None = None
         self._is_closed = False
         # None until the first checkpoint of this process: a checkpoint says the same.
         self.marks: FlushMarks | None = None
@@ -216,7 +225,7 @@ class CommitLog:
     def has_failed(self) -> bool:
         return self._failure is not None
 
-    def fail(self, error: StoreError) -> None:
+    def fail(self, error: Exception) -> None:
         """Refuse all further writes, because it is no longer known what is on the disk."""
         self._failure = error
 
@@ -477,7 +486,7 @@ class LogBatch:
                 self._write_at(begin, filled)
             if data:
                 self._write_at(self._piece_begin, data)
-        except StoreError as error:
+        except Exception as error:  # a MemoryError too must leave nothing behind
             self._undo(error)
             raise
         log.end = self._end
@@ -496,11 +505,11 @@ class LogBatch:
         self._remaining_bytes = self._log.segment_bytes - BLANK.size
         return self._piece_begin
 
-    def _undo(self, cause: StoreError) -> None:
+    def _undo(self, cause: Exception) -> None:
         """Remove what a failed batch has written, so that not even a crash can bring it back."""
         try:
             self._log.truncate(self._log.end)
-        except StoreError as error:
+        except Exception as error:
             self._log.fail(error)
             raise StoreFailed(
                 f"{cause}; what was written of it could not be removed: {error}"

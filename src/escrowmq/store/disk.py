@@ -9,6 +9,14 @@ What a power cut can undo, and what prevents that:
     bytes written, length changed        until `File.sync`
     file created, renamed or removed     until `Disk.sync_directory` of its directory
 
+What an error of the system means for the caller:
+
+    ENOSPC, EDQUOT                            StoreFull         refused; try again later
+    EMFILE, ENFILE, ENOMEM, EAGAIN, EBUSY,    StoreUnavailable  refused; try again soon
+    EINTR, ENOBUFS
+    any other error, and any error of a       StoreFailed       unknown what is on the disk
+    flush except a full disk
+
 Writes use `pwrite`, never the memory map. On a full disk `pwrite` returns an error, but a write
 into the map of a sparse file would raise SIGBUS and end the process.
 """
@@ -24,9 +32,9 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked
+from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked, StoreUnavailable
 
 BytesLike = bytes | bytearray | memoryview
 
@@ -173,6 +181,13 @@ class ViewCache:
 # --- the real disk -------------------------------------------------------------------------------
 
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_PASSING: Final = (
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
+    *(errno.EAGAIN, errno.EBUSY, errno.EINTR),
+)
+
+
 @contextlib.contextmanager
 def _translate_errors(action: str) -> Iterator[None]:
     try:
@@ -182,9 +197,24 @@ def _translate_errors(action: str) -> Iterator[None]:
 
 
 def _store_error(action: str, error: OSError) -> StoreError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"{action}: {error.strerror}")
-    return StoreFailed(f"{action}: {error.strerror}")
+    text = f"{action}: {error.strerror}"
+    if error.errno in _FULL:
+        return StoreFull(text)
+    return StoreUnavailable(text) if error.errno in _PASSING else StoreFailed(text)
+
+
+@contextlib.contextmanager
+def _translate_flush_errors(action: str) -> Iterator[None]:
+    """Translate the errors of fsync. None but a full disk passes by itself.
+
+    The kernel may have dropped the pages that it could not write, and the next fsync would report
+    success.
+    """
+    try:
+        yield
+    except OSError as error:
+        kind = StoreFull if error.errno in _FULL else StoreFailed
+        raise kind(f"{action}: {error.strerror}") from error
 
 
 class RealFile:
@@ -233,7 +263,7 @@ class RealFile:
     def sync(self) -> None:
         if self._descriptor < 0:
             raise StoreFailed(f"flushing {self._path}: the file is closed")
-        with _translate_errors(f"flushing {self._path}"):
+        with _translate_flush_errors(f"flushing {self._path}"):
             os.fdatasync(self._descriptor)
 
     def close(self) -> None:
@@ -283,7 +313,8 @@ class RealLock:
 def _sync_directory(absolute_path: str) -> None:
     descriptor = os.open(absolute_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with _translate_flush_errors(f"flushing directory {absolute_path}"):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -50,6 +50,7 @@ INDEX_DIRECTORY: Final = "index"
 HEADER: Final = struct.Struct(">qqqqii")
 SLOT: Final = struct.Struct(">i")
 INDEX_ENTRY: Final = struct.Struct(">iqii")
+STORED_TIME_WAIT_MAX_MS: Final = 600_000  # for which stored times stand still after a set-back
 RESULTS_MAX: Final = 64
 SECONDS_MAX: Final = 0x7FFFFFFF
 assert (HEADER.size, SLOT.size, INDEX_ENTRY.size) == (40, 4, 20)
@@ -169,13 +170,22 @@ class KeyIndex:
         changes = []
         keys, planned = KeyColumns.from_pending(flush.keys), 0
         while planned < len(keys.hashes):
-            if not files or files[-1].is_closed or files[-1].count >= self._entry_count:
+            if not files or self._is_full(files[-1], keys.stored_ms[planned]):
                 files.append(IndexFile(_new_file_name(files, flush.now_ms)))
             capacity = self._entry_count - files[-1].count
-            part = keys.part(planned, planned + capacity)
-            changes.append(self._plan_file_change(files[-1], part))
-            planned += capacity
+            end = _end_of_ascent(keys.stored_ms, planned, planned + capacity)
+            changes.append(self._plan_file_change(files[-1], keys.part(planned, end)))
+            planned = end
         return files, changes
+
+    def _is_full(self, file: IndexFile, stored_ms: int) -> bool:
+        """Return whether a key of this stored time needs another file.
+
+        A file covers a range of time that grows at its end. After a clock that was wrong, the times
+        of the next keys are before that range.
+        """
+        is_before = file.count > 1 and stored_ms < file.end_ms - STORED_TIME_WAIT_MAX_MS
+        return file.is_closed or file.count >= self._entry_count or is_before
 
     def apply(self, changes: list[FileChange]) -> None:
         """Write changes so that a crash at any point leaves all of them or none."""
@@ -369,6 +379,17 @@ def _link_shared_slots(
 def expired_files(files: list[IndexFile], log_begin: int) -> list[IndexFile]:
     """Return the files whose records are all below `log_begin`. The last file always stays."""
     return list(itertools.takewhile(lambda file: file.end_offset < log_begin, files[:-1]))
+
+
+def _end_of_ascent(times_ms: list[int], begin: int, end: int) -> int:
+    """Return where the times decrease by much; `end`, or the end of the list, if nowhere."""
+    part = times_ms[begin:end]
+    if part == sorted(part):  # nearly always, and a loop would cost much more
+        return begin + len(part)
+    for index, (first, second) in enumerate(itertools.pairwise(part), begin + 1):
+        if second < first - STORED_TIME_WAIT_MAX_MS:
+            return index
+    return begin + len(part)
 
 
 def _new_file_name(files: list[IndexFile], now_ms: int) -> str:

@@ -250,7 +250,8 @@ def offset_by_time(
     """
     low, high = queue.min_offset(log.begin), queue.next_offset
     first = low
-    # Stored times never decrease within a log, so this is a binary search.
+    # A binary search. Stored times decrease only where a clock was wrong by more than ten minutes,
+    # and then the result may be the first message that was stored with the wrong time.
     while low < high:
         middle = QueueOffset((low + high) // 2)
         stored_ms = first_stored_ms(log, queue, middle)

@@ -29,6 +29,7 @@ from escrowmq.errors import (
     StoreError,
     StoreFailed,
     StoreFull,
+    StoreUnavailable,
 )
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import QUEUED_AND_KEYED, tags_and_keys
@@ -63,7 +64,7 @@ from escrowmq.store.consume_queue import (
 from escrowmq.store.disk import Disk, Lock, ViewCache, remove_file, write_file
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
-from escrowmq.store.key_index import RESULTS_MAX, KeyIndex
+from escrowmq.store.key_index import RESULTS_MAX, STORED_TIME_WAIT_MAX_MS, KeyIndex
 from escrowmq.store.queue_reader import (
     EntryFilter,
     QueueRead,
@@ -329,7 +330,7 @@ class MessageStore(StoreReader):
             if not clean or store.recovery.torn_reason is not None:
                 store._log.truncate(store._log.end)
             store.recovery.report()
-            with contextlib.suppress(StoreFull):
+            with contextlib.suppress(StoreFull, StoreUnavailable):
                 store.checkpoint()
         except BaseException:
             lock.release()
@@ -369,8 +370,7 @@ class MessageStore(StoreReader):
         flush. Raises RecordRefused for an invalid record, StoreFull, or StoreFailed.
         """
         self._check_disk_space()
-        # Stored times never decrease, even if the clock is set back: look-ups by time rely on it.
-        stored_ms = now_ms if now_ms > self._last_stored_ms else self._last_stored_ms
+        stored_ms = now_ms if now_ms > self._last_stored_ms else self._time_not_before_last(now_ms)
         batch = RunLogBatch(self._log)
         # This loop runs once per message: bound methods are looked up once.
         add, get_or_create = batch.add, self._queues.get_or_create
@@ -423,7 +423,12 @@ class MessageStore(StoreReader):
             if isinstance(error, struct.error):
                 raise RecordRefused(f"a number is out of range for its field: {error}") from error
             raise
-        self._apply_append(results, changed_queues, pending_keys, stored_ms)
+        try:
+            self._apply_append(results, changed_queues, pending_keys, stored_ms)
+        except Exception as error:  # a MemoryError
+            # The records are in the log, but memory does not know all of them. A restart helps.
+            self.fail(error)
+            raise StoreFailed(f"the records are stored but not indexed: {error}") from error
         return results
 
     def _apply_append(
@@ -437,6 +442,16 @@ class MessageStore(StoreReader):
         self._queues.dirty.update(queues)
         self._index.pending += pending_keys if self._index.is_enabled else ()
         self._last_record_offset = results[-1].log_offset if results else self._last_record_offset
+
+    def _time_not_before_last(self, now_ms: int) -> int:
+        """Return the stored time of records if the clock does not show more than at the last one.
+
+        Look-ups by time expect that stored times do not decrease, so a clock that is set back a
+        little waits. If the last record is far in the future, a clock was wrong when it was stored;
+        waiting for that time would give wrong times to all messages until then.
+        """
+        is_wrong = self._last_stored_ms - now_ms > STORED_TIME_WAIT_MAX_MS
+        return now_ms if is_wrong else self._last_stored_ms
 
     def _check_disk_space(self) -> None:
         if not self.has_disk_space:
@@ -486,7 +501,7 @@ class MessageStore(StoreReader):
 
     @property
     def last_stored_ms(self) -> int:
-        """Return the stored time of the newest record. The next one is not older."""
+        """Return the stored time of the newest record."""
         return self._last_stored_ms
 
     @property
@@ -520,8 +535,8 @@ class MessageStore(StoreReader):
         """Return whether an append is possible: the disk has space and nothing has failed."""
         return self.has_disk_space and not self.has_failed
 
-    def fail(self, error: StoreError) -> None:
-        """Refuse all writes after a failed flush.
+    def fail(self, error: Exception) -> None:
+        """Refuse all writes after a failed flush, or if memory does not match the log any more.
 
         The kernel may have dropped the pages that it could not write. Only recovery at the next
         start finds out what is on the disk.
@@ -533,6 +548,8 @@ class MessageStore(StoreReader):
         flush = self.begin_flush()
         try:
             flush.run()
+        except StoreUnavailable:
+            raise
         except StoreError as error:
             self.fail(error)
             raise
@@ -587,10 +604,13 @@ class MessageStore(StoreReader):
             self._index.remove_expired(job.log_begin)
             self._expired_below = job.log_begin
 
-    def fail_checkpoint(self, error: StoreError) -> None:
-        """Undo `begin_checkpoint`. After any error but StoreFull the store refuses writes."""
+    def fail_checkpoint(self, error: Exception) -> None:
+        """Undo `begin_checkpoint`. Only a passing error leaves the store writable.
+
+        The next checkpoint writes everything again that this one may have written.
+        """
         self._checkpoint_job = None
-        if not isinstance(error, StoreFull):
+        if not isinstance(error, StoreFull | StoreUnavailable):
             self._log.fail(error)
 
     def checkpoint(self) -> None:
@@ -598,7 +618,7 @@ class MessageStore(StoreReader):
         job = self.begin_checkpoint()
         try:
             job.run()
-        except StoreError as error:
+        except Exception as error:
             self.fail_checkpoint(error)
             raise
         self.finish_checkpoint(job)
@@ -648,10 +668,6 @@ class MessageStore(StoreReader):
         return [
             (LogOffset(base), self._log.modified_ms(base)) for base in self._log.segment_bases()
         ]
-
-    def modified_ms(self, base: LogOffset) -> int:
-        """Return when the segment that begins there was last written."""
-        return self._log.modified_ms(base)
 
     def begin_removal(self) -> SegmentRemoval:
         """Begin to remove the oldest segment. No checkpoint may be made until it is finished.

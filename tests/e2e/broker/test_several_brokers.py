@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -26,8 +26,10 @@ LONG_S = 3 * WAIT_S
 
 
 class Cluster(Server):
-    def __init__(self, directory: Path, count: int) -> None:
-        super().__init__(directory, wait_s=LONG_S)
+    def __init__(
+        self, directory: Path, count: int, *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(directory, wait_s=LONG_S, environment=environment)
         self.metrics_port = free_ports(1)[0]
         self.arguments[self.arguments.index("--port") + 1] = "0"
         self.arguments += ["--metrics-port", str(self.metrics_port), "--brokers", str(count)]

@@ -209,6 +209,29 @@ def test_a_commit_by_an_operator_delivers_once_and_is_final(unchecking: Server) 
     assert list_ids(unchecking) == []
 
 
+def test_an_id_of_several_transactions_needs_the_group_or_the_offset(unchecking: Server) -> None:
+    with Client(unchecking.address) as client:
+        client.create_topic("orders", queues=1)
+        client.send_half("orders", b"of a stranger", {"UNIQ_KEY": "A"}, group="strangers")
+        half = park(client, "A")
+        decision = ("--reason", "it is paid", "--yes")
+        for command in (("commit", "A", *decision), ("show", "A"), ("explain", "A")):
+            refused = run(unchecking, *command)
+            assert refused.returncode == 2
+            assert "'strangers'" in refused.stderr
+            assert f"half offset {half.queue_offset}" in refused.stderr
+            assert "--group" in refused.stderr
+        assert pull_bodies(client) == []
+        assert run(unchecking, "show", "A", "--group", "pay").returncode == 0
+        offset = str(half.queue_offset)
+        committed = run(unchecking, "commit", "A", "--offset", offset, *decision)
+        assert (committed.returncode, committed.stderr) == (0, "")
+        assert pull_bodies(client) == [b"of A"]
+        assert [entry["group"] for entry in list_json(unchecking)] == ["strangers"]
+        assert run(unchecking, "rollback", "A", "--group", "strangers", *decision).returncode == 0
+        assert list_json(unchecking) == []
+
+
 def test_all_transactions_that_match_the_filters_are_decided(unchecking: Server) -> None:
     with unchecking.client() as client:
         for number in range(150):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from sqlalchemy import event, insert, make_url, select
+from sqlalchemy import event, insert, make_url, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from escrowmq import Consumer, Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.clock import ManualClock
+from escrowmq.database.marker import HOUR_MS
 from escrowmq.errors import (
     CommitUnknown,
     ConfigError,
@@ -190,6 +193,71 @@ async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
         await tx.send(Message(topic, name.encode()))
 
 
+async def test_messages_follow_their_savepoint_with_await(server: Server, async_url: str) -> None:
+    topic = new_topic("async-savepoint")
+    async with (
+        async_engine(async_url) as engine,
+        AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
+    ):
+        async with escrow.transaction() as (session, tx):
+            with contextlib.suppress(ZeroDivisionError):
+                async with session.begin_nested():
+                    await session.execute(insert(transfers).values(id="a", amount=1))
+                    await tx.send(Message(topic, b"a"))
+                    raise ZeroDivisionError
+            async with session.begin_nested():
+                await session.execute(insert(transfers).values(id="b", amount=1))
+                await tx.send(Message(topic, b"b"))
+        assert open_halves(server) == 0
+        assert await transfer_ids(engine) == ["b"]
+    assert delivered_bodies(server, topic) == [b"b"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_message_is_refused_after_a_commit_in_the_block_with_await(
+    server: Server, async_url: str, fails: bool
+) -> None:
+    topic = new_topic("async-refused")
+    async with (
+        async_engine(async_url) as engine,
+        AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
+    ):
+        with pytest.raises(SessionEndedInBlock):
+            await _commit_and_send(escrow, topic, fails=fails)
+        assert await transfer_ids(engine) == ["a"]
+        assert open_halves(server) == 0
+    assert delivered_bodies(server, topic) == [b"a"]
+
+
+async def _commit_and_send(escrow: AsyncEscrow, topic: str, *, fails: bool) -> None:
+    async with escrow.transaction() as (session, tx):
+        await session.execute(insert(transfers).values(id="a", amount=1))
+        await tx.send(Message(topic, b"a"))
+        if fails:
+            await (await session.connection()).commit()  # behind the session's back
+        else:
+            await session.commit()
+        await session.execute(insert(transfers).values(id="b", amount=1))
+        await tx.send(Message(topic, b"b"))
+
+
+async def test_a_commit_whose_task_is_cancelled_is_decided_by_the_database(
+    server: Server, async_url: str
+) -> None:
+    topic = new_topic("async-cancelled")
+    async with (
+        async_engine(async_url) as engine,
+        AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
+    ):
+        task = asyncio.create_task(pay(escrow, topic, "a"))
+        event.listen(engine.sync_engine, "commit", lambda _: task.cancel(), once=True)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(wait_until_settled, server)
+        bodies = [b"a", b"a again"] if await transfer_ids(engine) else []
+    assert delivered_bodies(server, topic) == bodies
+
+
 async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_url: str) -> None:
     async with (
         async_engine(async_url) as engine,
@@ -197,14 +265,12 @@ async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_
         engine.connect() as other,
     ):
         with pytest.raises(DBAPIError):
-            await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1)
+            await other.run_sync(read_or_tombstone, "t", group="g")
         await owner.run_sync(create_tables)
         async with owner.begin():
-            await owner.run_sync(insert_marker, "t", group="g", now_ms=1)
-            assert (
-                await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1) is Verdict.UNKNOWN
-            )
-        assert await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1) is Verdict.COMMIT
+            await owner.run_sync(insert_marker, "t", group="g")
+            assert await other.run_sync(read_or_tombstone, "t", group="g") is Verdict.UNKNOWN
+        assert await other.run_sync(read_or_tombstone, "t", group="g") is Verdict.COMMIT
 
 
 async def test_markers_are_purged_with_await(server: Server, async_url: str) -> None:
@@ -223,7 +289,10 @@ async def test_markers_are_purged_with_await(server: Server, async_url: str) -> 
                 with pytest.raises(ConfigError):
                     await escrow.purge(older_than_ms=1)
                 if not when_acknowledged:
-                    clock.advance(ms=97 * 3_600_000)
+                    clock.advance(ms=HOUR_MS)  # until the next clean-up by age
+                    async with engine.begin() as connection:
+                        older_ms = marker_table.c.at_ms - 97 * HOUR_MS
+                        await connection.execute(update(marker_table).values(at_ms=older_ms))
                 await escrow.clean_up()
                 async with engine.connect() as connection:
                     assert (await connection.execute(select(marker_table.c.id))).all() == []

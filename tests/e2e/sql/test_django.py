@@ -1,7 +1,8 @@
-"""Django's atomic blocks with messages: on SQLite (`default`) and on PostgreSQL (`second`)."""
+"""Django's atomic blocks with messages: on SQLite (`default`), PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 
 import django
+import pymysql
 import pytest
 from django.conf import settings
 from django.core.management import call_command
@@ -21,11 +23,11 @@ from escrowmq.database.marker import HOUR_MS
 from escrowmq.database.transaction import TransactionMessages
 from escrowmq.django import Escrow, Inbox
 from escrowmq.django import escrow as shared
-from escrowmq.errors import ConfigError
+from escrowmq.errors import ConfigError, SessionEndedInBlock
 from escrowmq.sql import metadata
 from tests.e2e.sql.conftest import url_of
 from tests.support.brokers import Server
-from tests.support.databases import DatabaseServer, Postgres
+from tests.support.databases import DatabaseServer, MariaDB, Postgres
 from tests.support.sql_bank import (
     delivered_bodies,
     new_topic,
@@ -36,7 +38,11 @@ from tests.support.sql_bank import (
 
 pytestmark = pytest.mark.slow
 
-ALIASES = ("default", "second")
+ALIASES = ("default", "second", "third")
+SERVER_ALIASES: dict[str, tuple[str, type[DatabaseServer]]] = {
+    "second": ("postgresql", Postgres),
+    "third": ("mariadb", MariaDB),
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +56,13 @@ def databases(
     database_settings: dict[str, dict[str, object]] = {
         "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "bank.db")}
     }
-    if not Postgres.unavailable_reason():
-        url = make_url(url_of("postgresql", database_servers, directory))
-        database_settings["second"] = {
-            "ENGINE": "django.db.backends.postgresql",
+    pymysql.install_as_MySQLdb()  # Django's backend for MariaDB has no driver of its own
+    for alias, (kind, server_type) in SERVER_ALIASES.items():
+        if server_type.unavailable_reason():
+            continue
+        url = make_url(url_of(kind, database_servers, directory))
+        database_settings[alias] = {
+            "ENGINE": f"django.db.backends.{url.get_backend_name()}",
             "NAME": url.database,
             "HOST": url.host,
             "PORT": url.port,
@@ -83,7 +92,8 @@ def databases(
 def alias(request: pytest.FixtureRequest, databases: None) -> str:
     name = str(request.param)
     if name not in settings.DATABASES:
-        pytest.skip(f"postgresql: {Postgres.unavailable_reason()}")
+        kind, server_type = SERVER_ALIASES[name]
+        pytest.skip(f"{kind}: {server_type.unavailable_reason()}")
     with connections[name].cursor() as cursor:
         for table in ("transfer", "escrowmq_marker", "escrowmq_inbox"):
             cursor.execute(f"DELETE FROM {table}")
@@ -203,7 +213,9 @@ def test_without_autocommit_an_explicit_commit_delivers_the_messages(
 
 
 def test_a_commit_that_fails_is_resolved_by_the_marker(server: Server, alias: str) -> None:
-    """Both databases check deferred constraints only at the commit."""
+    """SQLite and PostgreSQL check deferred constraints only at the commit."""
+    if connections[alias].vendor == "mysql":
+        pytest.skip("MariaDB has no deferred constraints")
     topic = new_topic("deferred")
     with connections[alias].cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS child")
@@ -241,13 +253,122 @@ def test_an_unknown_setting_is_named(databases: None) -> None:
         settings.ESCROWMQ = original
 
 
-def test_old_markers_are_purged(server: Server, alias: str) -> None:
+def test_old_markers_are_purged_by_the_clock_of_their_database(server: Server, alias: str) -> None:
     pay(alias, new_topic("old"), "a")
     clock = ManualClock()
-    assert Escrow(clock).purge() == 0
+    escrow = Escrow(clock)
+    assert escrow.purge() == 0
     clock.advance(ms=200_000 * HOUR_MS)
-    assert Escrow(clock).purge() >= 1
+    assert escrow.purge() == 0
+    assert Escrow(clock).purge() == 0
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE escrowmq_marker SET at_ms = at_ms - %s", [97 * HOUR_MS])
+    assert Escrow(ManualClock()).purge() == 1
     assert first_column(alias, "SELECT id FROM escrowmq_marker") == []
+
+
+def agree(server: Server, alias: str, topic: str) -> None:
+    """Assert that exactly the messages of saved rows are delivered."""
+    wait_until_settled(server)
+    assert delivered_bodies(server, topic) == [str(name).encode() for name in first_column(alias)]
+
+
+def test_messages_follow_their_savepoint(server: Server, alias: str) -> None:
+    topic = new_topic("savepoint")
+    with shared.atomic(using=alias) as tx:
+        save(alias, "a")
+        tx.send(Message(topic, b"a"))
+        for name in ("b", "c"):
+            with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=alias):
+                save(alias, name)
+                tx.send(Message(topic, name.encode()))
+                if name == "c":
+                    raise ZeroDivisionError
+        with transaction.atomic(using=alias, savepoint=False):
+            save(alias, "d")
+            tx.send(Message(topic, b"d"))
+    assert open_halves(server) == 0
+    assert first_column(alias) == ["a", "b", "d"]
+    agree(server, alias, topic)
+
+
+def test_a_savepoint_without_a_block_never_delivers_what_it_rolled_back(
+    server: Server, alias: str
+) -> None:
+    topic = new_topic("plain")
+    with contextlib.suppress(SessionEndedInBlock, DatabaseError):
+        _roll_back_to_a_plain_savepoint(alias, topic)
+    agree(server, alias, topic)
+
+
+def _roll_back_to_a_plain_savepoint(alias: str, topic: str) -> None:
+    with shared.atomic(using=alias) as tx:
+        save(alias, "a")
+        tx.send(Message(topic, b"a"))
+        savepoint = transaction.savepoint(using=alias)
+        save(alias, "b")
+        tx.send(Message(topic, b"b"))
+        transaction.savepoint_rollback(savepoint, using=alias)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_statement_that_commits_by_itself_delivers_the_message(
+    server: Server, alias: str, fails: bool, is_nested: bool
+) -> None:
+    """MariaDB commits before it creates a table; the other databases do not."""
+    topic = new_topic("implicit")
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS extra")
+    with contextlib.suppress(ZeroDivisionError, SessionEndedInBlock, DatabaseError):
+        _pay_and_create_table(alias, topic, fails=fails, is_nested=is_nested)
+    connections[alias].close()
+    agree(server, alias, topic)
+
+
+def _pay_and_create_table(alias: str, topic: str, *, fails: bool, is_nested: bool) -> None:
+    outer = transaction.atomic(using=alias) if is_nested else contextlib.nullcontext()
+    with outer, shared.atomic(using=alias) as tx:
+        save(alias, "a")
+        tx.send(Message(topic, b"a"))
+        with connections[alias].cursor() as cursor:
+            cursor.execute("CREATE TABLE extra (id integer)")
+        if fails:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("sql", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_message_is_refused_after_the_transaction_ended_in_the_block(
+    server: Server, alias: str, sql: str, fails: bool
+) -> None:
+    topic = new_topic("ended")
+    with pytest.raises(SessionEndedInBlock):
+        _end_and_send(alias, topic, sql, fails=fails)
+    connections[alias].close()
+    agree(server, alias, topic)
+
+
+def _end_and_send(alias: str, topic: str, sql: str, *, fails: bool) -> None:
+    with shared.atomic(using=alias) as tx:
+        save(alias, "a")
+        tx.send(Message(topic, b"a"))
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql)
+        if fails:
+            tx.send(Message(topic, b"b"))
+
+
+def test_an_outer_block_that_the_database_gave_up_delivers_nothing(
+    server: Server, alias: str
+) -> None:
+    """PostgreSQL answers the COMMIT of an aborted transaction with a rollback, not an error."""
+    topic = new_topic("aborted")
+    with transaction.atomic(using=alias):
+        pay(alias, topic, "a")
+        with contextlib.suppress(DatabaseError), connections[alias].cursor() as cursor:
+            cursor.execute("SELECT * FROM there_is_no_such_table")
+    agree(server, alias, topic)
 
 
 def test_a_redelivered_message_has_no_second_effect(alias: str) -> None:

@@ -7,13 +7,13 @@ import logging
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, insert, make_url, select, text
+from sqlalchemy import Engine, create_engine, event, insert, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import Message, Rollback, Verdict
 from escrowmq.blocking import Producer
-from escrowmq.clock import ManualClock
+from escrowmq.clock import ManualClock, SystemClock
 from escrowmq.errors import (
     CommitUnknown,
     ConfigError,
@@ -310,12 +310,37 @@ def test_markers_are_purged_when_their_retention_is_over(server: Server, sqlite:
         pay(escrow, topic, "a")
         with pytest.raises(ConfigError, match="288000000"):
             escrow.purge(older_than_ms=1)
-        clock.advance(ms=80 * HOUR_MS)
         assert escrow.purge() == 0
-        clock.advance(ms=1)
+        with sqlite.begin() as connection:
+            older_ms = marker_table.c.at_ms - 80 * HOUR_MS - 1
+            connection.execute(update(marker_table).values(at_ms=older_ms))
         pay(escrow, topic, "b")
+        clock.advance(ms=HOUR_MS)
         escrow.clean_up()  # runs once an hour
         assert len(markers(sqlite)) == 1
+
+
+def test_a_half_is_not_decided_when_its_marker_may_have_been_purged(
+    server: Server, sqlite: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both the age of a marker and the age of a half are measured by the database's clock."""
+    topic = new_topic("too-old")
+    began_ms = SystemClock().now_ms() - 97 * HOUR_MS
+    with Producer(server.namesrv_address, group=topic) as producer:
+        tx = producer.transaction(id="escrow-may-be-purged")
+        tx.send(Message(topic, b"a", properties={"TX_TIME": str(began_ms)}))
+    clock = ManualClock()  # years behind, so it would take the half for young
+    with (
+        caplog.at_level(logging.ERROR),
+        Escrow(sqlite, server.namesrv_address, group=topic, clock=clock),
+    ):
+        wait_until(lambda: "older than markers are kept" in caplog.text, "the half is checked")
+    assert markers(sqlite) == []
+    with Producer(server.namesrv_address, group=topic) as producer:
+        producer.send(Message(topic, b"b"))
+        successor = producer.transaction()
+        successor.halves.extend(tx.halves)
+        successor.end(Verdict.ROLLBACK)
 
 
 def test_markers_can_be_purged_after_the_acknowledgement(server: Server, sqlite: Engine) -> None:

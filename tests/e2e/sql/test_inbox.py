@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 
 import pytest
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from escrowmq import Message, ReceivedMessage
 from escrowmq.blocking import Consumer
 from escrowmq.clock import ManualClock
+from escrowmq.database.marker import HOUR_MS
 from escrowmq.sql import Escrow, Inbox
 from escrowmq.sql.statements import inbox_table
 from tests.support.brokers import Server
@@ -80,13 +81,16 @@ def test_two_concurrent_deliveries_have_one_effect(engine: Engine) -> None:
     assert saved_ids(engine) == ["a"]
 
 
-def test_old_rows_are_purged(sqlite: Engine) -> None:
+def test_old_rows_are_purged_by_the_clock_of_the_database(sqlite: Engine) -> None:
     clock = ManualClock()
     inbox = Inbox(sqlite, group="g", retention_ms=1000, clock=clock)
-    credit_once = inbox.effect(credit)
-    credit_once(received_message("m1", b"a"))
-    clock.advance(ms=1001)
-    credit_once(received_message("m2", b"b"))
+    handle = inbox.effect(credit)
+    handle(received_message("m1", b"a"))
+    clock.advance(ms=97 * HOUR_MS)
+    assert inbox.purge() == 0
+    with sqlite.begin() as connection:
+        connection.execute(update(inbox_table).values(at_ms=inbox_table.c.at_ms - HOUR_MS))
+    handle(received_message("m2", b"b"))
     assert inbox.purge() == 1
     assert inbox_ids(sqlite) == ["m2"]
 

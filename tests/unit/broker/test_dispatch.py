@@ -102,12 +102,17 @@ def test_requests_that_are_not_for_clients_are_for_administrators(handlers: list
     assert client_codes == CLIENT_REQUESTS
 
 
-def test_only_sends_are_flow_controlled(handlers: list[Handler]) -> None:
+def test_everything_that_stores_a_message_of_a_client_is_flow_controlled(
+    handlers: list[Handler],
+) -> None:
     limited_codes = {handler.code for handler in handlers if handler.is_flow_controlled}
     assert limited_codes == {
         RequestCode.SEND_MESSAGE,
         RequestCode.SEND_MESSAGE_V2,
         RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
     }
 
 

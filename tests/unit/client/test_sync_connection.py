@@ -9,6 +9,7 @@ import pytest
 
 from escrowmq.client.access import Access
 from escrowmq.client.sync_connection import OutgoingRequest, SyncConnection
+from escrowmq.clock import ManualClock
 from escrowmq.errors import (
     LocalProtocolError,
     NotSent,
@@ -221,3 +222,45 @@ def test_another_protocol_is_recognised(garbage: bytes) -> None:
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     with pytest.raises(NotSent, match="is not an address"):
         SyncConnection(address)
+
+
+# --- servers that lie ----------------------------------------------------------------------------
+
+
+class TickingClock(ManualClock):
+    """A clock on which a second passes each time it is read."""
+
+    def elapsed_s(self) -> float:
+        self.advance(ms=1000)
+        return super().elapsed_s()
+
+
+def test_a_response_that_comes_byte_by_byte_does_not_take_for_ever() -> None:
+    def respond(request: Request[Any]) -> bytes:
+        return encode_response(request, body=bytes(200_000))
+
+    with (
+        ScriptedServer(respond, chunk_bytes=1) as server,
+        SyncConnection(server.address, clock=TickingClock()) as connection,
+        pytest.raises(OutcomeUnknown, match="no response"),
+    ):
+        connection.call(CODE, TopicHeader(topic="t"))
+
+
+def test_a_server_that_only_asks_does_not_take_for_ever() -> None:
+    def respond(request: Request[Any]) -> bytes:
+        client = Connection()
+        return b"".join(client.send_oneway(CODE, TopicHeader(topic="t")) for _ in range(10_000))
+
+    with (
+        ScriptedServer(respond) as server,
+        SyncConnection(server.address, clock=TickingClock()) as connection,
+        pytest.raises(OutcomeUnknown),
+    ):
+        connection.call(CODE, TopicHeader(topic="t"))
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 300, "\ud800", "a\0b"])
+def test_an_impossible_host_cannot_be_reached(host: str) -> None:
+    with pytest.raises(NotSent):
+        SyncConnection(f"{host}:1")

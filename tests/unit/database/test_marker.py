@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from escrowmq.clock import ManualClock
 from escrowmq.database.marker import (
+    HOUR_MS,
+    DatabaseTime,
     TombstoneResult,
+    began_ms,
     database_of,
     is_lock_error,
     new_transaction_id,
@@ -14,6 +20,7 @@ from escrowmq.database.marker import (
 )
 from escrowmq.errors import ConfigError
 from escrowmq.message.transaction import Verdict
+from tests.support.sql_bank import received_message
 
 
 class _DriverError(Exception):
@@ -68,7 +75,7 @@ def test_the_result_of_a_tombstone_decides_the_verdict(
 ) -> None:
     reads = iter([None, second_read])
     verdict = resolve_marker(
-        "t", read=lambda: next(reads), insert_tombstone=lambda: result, may_be_purged=False
+        "t", read=lambda: next(reads), insert_tombstone=lambda: result, may_be_purged=lambda: False
     )
     assert verdict is expected
 
@@ -76,3 +83,34 @@ def test_the_result_of_a_tombstone_decides_the_verdict(
 def test_an_unsupported_database_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="oracle"), short_lock_wait("oracle", lambda _: None):
         pass
+
+
+def test_the_time_of_a_database_runs_without_the_wall_clock_of_the_process() -> None:
+    clock = ManualClock()
+    database_time = DatabaseTime(clock)
+    assert database_time.now_ms() is None
+    assert database_time.observe(1_000) == 1_000
+    clock.advance(ms=5_000)
+    clock.step_wall_clock(ms=97 * HOUR_MS)
+    assert database_time.now_ms() == 6_000
+
+
+def test_a_database_clock_is_followed_back_and_not_forward() -> None:
+    clock = ManualClock()
+    database_time = DatabaseTime(clock)
+    database_time.observe(97 * HOUR_MS)
+    assert database_time.observe(200 * HOUR_MS) == 97 * HOUR_MS
+    assert database_time.observe(1 * HOUR_MS) == 1 * HOUR_MS
+    clock.advance(ms=HOUR_MS)
+    assert database_time.observe(2 * HOUR_MS) == 2 * HOUR_MS
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [({"TX_TIME": "123"}, 123), ({}, 7), ({"TX_TIME": "soon"}, 7), ({"TX_TIME": "9" * 5000}, 7)],
+)
+def test_a_message_says_when_its_marker_was_inserted(
+    properties: dict[str, str], expected: int
+) -> None:
+    message = replace(received_message("m"), born_ms=7, properties=properties)
+    assert began_ms(message) == expected

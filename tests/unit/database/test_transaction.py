@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from escrowmq import Message
 from escrowmq.client.producer.transaction import Transaction, TransactionOutcome
 from escrowmq.database.transaction import (
     AsyncTransactionMessages,
@@ -16,7 +17,13 @@ from escrowmq.database.transaction import (
     run_steps_async,
     transaction_steps,
 )
-from escrowmq.errors import CommitUnknown, Rollback, TransactionMessageFailed
+from escrowmq.errors import (
+    CommitUnknown,
+    Rollback,
+    SessionEndedInBlock,
+    TransactionConflict,
+    TransactionMessageFailed,
+)
 from escrowmq.message.transaction import Verdict
 
 
@@ -26,6 +33,8 @@ class RecordingSteps:
     def __init__(self, tx: AsyncTransactionMessages, results: dict[str, object]) -> None:
         self.steps: list[str] = []
         self._tx = tx
+        half: Any = "half"
+        tx.main_scope.client_transaction.halves.append(half)
         self._results: dict[str, object] = {
             "commit": Verdict.COMMIT,
             "roll_back": "",
@@ -35,11 +44,12 @@ class RecordingSteps:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def perform(*arguments: object) -> object:
-            verdicts = [a.name for a in arguments if isinstance(a, Verdict)]
-            self.steps.append(" ".join([name, *verdicts]))
             if name == "end":
-                assert isinstance(arguments[0], Verdict)
-                self._tx.outcome = TransactionOutcome(arguments[0], True)
+                verdict = self._tx.main_scope.verdict
+                self._tx.outcome = TransactionOutcome(verdict, verdict is not Verdict.UNKNOWN)
+                self.steps.append(f"end {verdict.name}")
+            else:
+                self.steps.append(name)
             result = self._results.get(name)
             if isinstance(result, BaseException):
                 raise result
@@ -98,42 +108,87 @@ BEGUN = ["begin", "insert_marker"]
 FLUSHED = [*BEGUN, "flush"]
 LOST = OSError("connection lost")
 FAILED = ValueError("the block failed")
+INTERRUPT = KeyboardInterrupt()
+
+ASKED = ["roll_back", "read_marker"]
+NOT_THERE: dict[str, object] = {"read_marker": Verdict.ROLLBACK}
 
 CASES: list[tuple[str, dict[str, object], BaseException | None, list[str], object]] = [
     ("commit", {}, None, [*FLUSHED, "commit", "release_connection", "end COMMIT"], None),
-    ("block fails", {}, FAILED, [*BEGUN, "roll_back", "end ROLLBACK"], FAILED),
-    ("Rollback is not raised", {}, Rollback(), [*BEGUN, "roll_back", "end ROLLBACK"], None),
-    ("flush fails", {"flush": LOST}, None, [*FLUSHED, "roll_back", "end ROLLBACK"], LOST),
-    ("rollback is uncertain", {"roll_back": "why"}, FAILED, [*BEGUN, "roll_back"], FAILED),
-    ("rollback fails", {"roll_back": LOST}, FAILED, [*BEGUN, "roll_back"], FAILED),
+    ("block fails", NOT_THERE, FAILED, [*BEGUN, *ASKED, "end ROLLBACK"], FAILED),
+    ("Rollback is not raised", NOT_THERE, Rollback(), [*BEGUN, *ASKED, "end ROLLBACK"], None),
+    (
+        "block fails, but the database has committed",
+        {"read_marker": Verdict.COMMIT},
+        FAILED,
+        [*BEGUN, *ASKED, "end COMMIT"],
+        FAILED,
+    ),
+    (
+        "Rollback, but the database has committed",
+        {"read_marker": Verdict.COMMIT},
+        Rollback(),
+        [*BEGUN, *ASKED, "end COMMIT"],
+        SessionEndedInBlock,
+    ),
+    (
+        "flush fails",
+        {"flush": LOST, **NOT_THERE},
+        None,
+        [*FLUSHED, *ASKED, "end ROLLBACK"],
+        LOST,
+    ),
+    ("an outer block decides", {"roll_back": "why"}, FAILED, [*BEGUN, "roll_back"], FAILED),
+    (
+        "rollback fails, but the marker is not there",
+        {"roll_back": LOST, **NOT_THERE},
+        FAILED,
+        [*BEGUN, *ASKED, "end ROLLBACK"],
+        FAILED,
+    ),
+    (
+        "block fails, and the marker cannot be read",
+        {"read_marker": LOST},
+        FAILED,
+        [*BEGUN, *ASKED, "end UNKNOWN"],
+        FAILED,
+    ),
+    (
+        "block is interrupted, and so is its rollback",
+        {"roll_back": INTERRUPT},
+        FAILED,
+        [*BEGUN, "roll_back"],
+        INTERRUPT,
+    ),
     (
         "commit fails, marker is committed",
         {"commit": LOST, "read_marker": Verdict.COMMIT},
         None,
-        [*FLUSHED, "commit", "roll_back", "read_marker", "release_connection", "end COMMIT"],
+        [*FLUSHED, "commit", *ASKED, "end COMMIT"],
         None,
     ),
     (
         "commit fails, marker is a tombstone",
-        {"commit": LOST, "read_marker": Verdict.ROLLBACK},
+        {"commit": LOST, **NOT_THERE},
         None,
-        [*FLUSHED, "commit", "roll_back", "read_marker", "end ROLLBACK"],
+        [*FLUSHED, "commit", *ASKED, "end ROLLBACK"],
         LOST,
     ),
     (
         "commit fails, marker is locked",
         {"commit": LOST, "read_marker": Verdict.UNKNOWN},
         None,
-        [*FLUSHED, "commit", "roll_back", "read_marker"],
+        [*FLUSHED, "commit", *ASKED, "end UNKNOWN"],
         CommitUnknown,
     ),
     (
         "commit fails, and everything after it",
         {"commit": LOST, "roll_back": LOST, "read_marker": LOST},
         None,
-        [*FLUSHED, "commit", "roll_back", "read_marker"],
+        [*FLUSHED, "commit", *ASKED, "end UNKNOWN"],
         CommitUnknown,
     ),
+    ("commit is interrupted", {"commit": INTERRUPT}, None, [*FLUSHED, "commit"], INTERRUPT),
     ("decided by an outer block", {"commit": None}, None, [*FLUSHED, "commit"], None),
     (
         "rolled back without an error",
@@ -164,7 +219,10 @@ def test_each_case_has_its_sequence_of_steps(
         assert isinstance(failure, raised)
     else:
         assert failure is raised
-    is_left_open = not expected[-1].startswith("end") and results.get("commit", True) is not None
+    is_left_open = (
+        expected[-1] not in ("end COMMIT", "end ROLLBACK")
+        and results.get("commit", True) is not None
+    )
     assert (tx.outcome is not None and tx.outcome.verdict is Verdict.UNKNOWN) == is_left_open
 
 
@@ -176,13 +234,36 @@ def test_a_transaction_that_cannot_begin_sends_nothing(steps_type: type[Recordin
 
 
 def test_a_marker_that_cannot_be_inserted_rolls_back() -> None:
-    steps, _, failure = run(RecordingSteps, {"insert_marker": LOST}, None)
-    assert (steps, failure) == ([*BEGUN, "roll_back", "end ROLLBACK"], LOST)
+    steps, _, failure = run(RecordingSteps, {"insert_marker": LOST, **NOT_THERE}, None)
+    assert (steps, failure) == ([*BEGUN, *ASKED, "end ROLLBACK"], LOST)
 
 
-def test_a_savepoint_that_cannot_be_released_is_rolled_back_without_reading_the_marker() -> None:
-    steps, _, failure = run(RecordingSteps, {"commit": LOST}, None, is_nested=True)
-    assert (steps, failure) == ([*FLUSHED, "commit", "roll_back", "end ROLLBACK"], LOST)
+def test_a_savepoint_that_cannot_be_released_is_rolled_back() -> None:
+    steps, _, failure = run(RecordingSteps, {"commit": LOST, **NOT_THERE}, None, is_nested=True)
+    assert (steps, failure) == ([*FLUSHED, "commit", *ASKED, "end ROLLBACK"], LOST)
+
+
+@pytest.mark.parametrize("error", [None, FAILED])
+def test_without_messages_no_marker_is_asked(error: BaseException | None) -> None:
+    tx = new_messages()
+    ops: Any = RecordingSteps(tx, {"commit": LOST})
+    tx.main_scope.client_transaction.halves.clear()
+    steps = transaction_steps(tx)
+    run_steps(steps, ops)
+    with pytest.raises((OSError, ValueError)):
+        run_steps(steps, ops, error)
+    assert "read_marker" not in ops.steps
+
+
+def test_a_message_after_the_block_is_refused() -> None:
+    tx = new_messages()
+    ops: Any = RecordingSteps(tx, {})
+    steps = transaction_steps(tx)
+    run_steps(steps, ops)
+    run_steps(steps, ops)
+    message: Any = None
+    with pytest.raises(TransactionConflict):
+        asyncio.run(tx.send(message))
 
 
 def test_an_error_after_the_commit_ended_the_messages_is_raised() -> None:
@@ -203,12 +284,12 @@ def test_an_error_after_the_commit_ended_the_messages_is_raised() -> None:
 
 def test_a_send_that_failed_rolls_back_even_if_the_block_caught_the_error() -> None:
     tx = new_messages()
-    ops: Any = RecordingSteps(tx, {})
+    ops: Any = RecordingSteps(tx, NOT_THERE)
     steps = transaction_steps(tx)
     run_steps(steps, ops)
-    message: Any = None
+    message: Any = Message("t", b"a")
     with pytest.raises(OSError, match="not sent"):
         asyncio.run(tx.send(message))
     with pytest.raises(TransactionMessageFailed):
         run_steps(steps, ops)
-    assert ops.steps == [*BEGUN, "roll_back", "end ROLLBACK"]
+    assert ops.steps == [*BEGUN, *ASKED, "end ROLLBACK"]

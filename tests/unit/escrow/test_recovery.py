@@ -301,14 +301,19 @@ def test_older_copies_by_rocketmq_lead_to_the_newest() -> None:
     assert restarted.end(record_position(second), COMMIT).code == 0
 
 
-def test_halves_before_the_cursor_of_rocketmq_are_decided() -> None:
+def test_halves_before_the_cursor_of_rocketmq_are_open_without_a_proof() -> None:
+    """RocketMQ passes a half that has an op, a newer copy or a discarded copy, and no other."""
     rocketmq = RocketMQDirectory()
-    passed, open_half = rocketmq.half("passed"), rocketmq.half("open")
-    bench = rocketmq.opened(half_cursor=1)
-    assert [half.key for half in bench.coordinator.halves] == [b"open"]
-    assert bench.end(record_position(passed), COMMIT).code != 0
-    assert bench.end(record_position(open_half), ROLLBACK).code == 0
-    assert bench.bodies() == []
+    decided, checked, unproven = (rocketmq.half(key) for key in ("decided", "checked", "unproven"))
+    rocketmq.op(decided)
+    copy = rocketmq.put_back(checked)
+    bench = rocketmq.opened(half_cursor=3, op_cursor=1)
+    assert [half.key for half in bench.coordinator.halves] == [b"unproven", b"checked"]
+    assert bench.end(record_position(decided), COMMIT).code == 3701
+    assert bench.end(record_position(unproven), COMMIT).code == 0
+    assert bench.end(record_position(checked), COMMIT).code == 0
+    assert bench.end(record_position(copy), COMMIT).code == 0
+    assert bench.bodies() == [b"unproven", b"checked"]
 
 
 def test_a_half_without_a_topic_is_ignored() -> None:

@@ -184,17 +184,16 @@ def test_a_check_with_an_unreadable_journal_record_does_not_count() -> None:
 
 
 @both_kinds_of_damage
-def test_an_unreadable_half_before_the_cursor_of_rocketmq_is_decided(has_entry: bool) -> None:
+def test_an_unreadable_half_before_the_cursor_of_rocketmq_is_lost_alone(has_entry: bool) -> None:
     rocketmq = RocketMQDirectory()
     passed, unreadable, still_open = (rocketmq.half(key) for key in ("passed", "lost", "open"))
     make_unreadable(rocketmq.bench, unreadable, has_entry=has_entry)
     bench = rocketmq.opened(half_cursor=2)
-    assert [half.key for half in bench.coordinator.halves] == [b"open"]
-    for half in (passed, unreadable):
-        assert bench.state_in_memory(record_position(half)) == "rolled_back"
-        assert bench.end(record_position(half), COMMIT).code != 0
-    assert bench.end(record_position(still_open), COMMIT).code == 0
-    assert bench.bodies() == [b"open"]
+    assert {b"passed", b"open"} <= {half.key for half in bench.coordinator.halves}
+    assert bench.end(record_position(unreadable), COMMIT).code != 0
+    for half in (passed, still_open):
+        assert bench.end(record_position(half), COMMIT).code == 0
+    assert bench.bodies() == [b"passed", b"open"]
 
 
 @both_kinds_of_damage

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from escrowmq.clock import ManualClock
+from escrowmq.clock import ManualClock, SteadyClock
 from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreFailed, StoreFull
 from escrowmq.message.record import LogOffset
@@ -19,10 +19,10 @@ from tests.support.stores import NOW_MS, TINY, assert_clean, fill, open_store, s
 from tests.support.waiting import wait_until_async
 
 
-def new_store() -> tuple[FaultyDisk, MessageStore, ManualClock]:
+def new_store() -> tuple[FaultyDisk, MessageStore, SteadyClock]:
     clock = ManualClock(NOW_MS)
     disk = FaultyDisk(clock=clock)
-    return disk, open_store(disk), clock
+    return disk, open_store(disk), SteadyClock(clock)
 
 
 async def test_a_flush_makes_appended_records_durable() -> None:
@@ -56,9 +56,9 @@ async def test_expiry_keeps_needed_segments() -> None:
     disk, store, clock = new_store()
     fill(store, range(60))
     needed = LogOffset(2 * TINY.segment_bytes)
-    maintenance = StoreMaintenance(store, disk, clock, TINY, oldest_needed_offset=lambda: needed)
+    maintenance = StoreMaintenance(store, disk, clock, TINY)
+    maintenance.keep_needed_segments(lambda: needed, lambda end: None)
     await maintenance.checkpoint()
-    clock.advance(ms=73 * 3_600_000)
     disk.capacity_bytes = 4096  # far below what the store uses
     await maintenance.expire()
     assert store.begin == needed
@@ -94,7 +94,8 @@ def expiring_store() -> tuple[WatchedDisk, MessageStore, StoreMaintenance]:
     fill(store, range(60))
     store.checkpoint()
     needed = LogOffset(2 * TINY.segment_bytes)
-    maintenance = StoreMaintenance(store, disk, clock, TINY, oldest_needed_offset=lambda: needed)
+    maintenance = StoreMaintenance(store, disk, SteadyClock(clock), TINY)
+    maintenance.keep_needed_segments(lambda: needed, lambda end: None)
     return disk, store, maintenance
 
 

@@ -8,11 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenBody
+from escrowmq.message.compression import compress_body
 from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import decode_properties
-from escrowmq.message.record import LogOffset, NewRecord, decode_record, encode_record
-from escrowmq.spark.columns import MessageColumns, PropertyTable
-from escrowmq.spark.records import Records
+from escrowmq.message.record import (
+    COMPRESSION_ZSTD,
+    LogOffset,
+    NewRecord,
+    decode_record,
+    encode_record,
+    with_compression,
+)
+from escrowmq.spark.columns import (
+    MAX_BATCH_BODY_BYTES,
+    MessageColumns,
+    PropertyTable,
+    message_batches,
+)
+from escrowmq.spark.records import MAGIC_POSITION, SYS_FLAG_POSITION, Records
+from escrowmq.spark.schema import MESSAGE_COLUMNS
 from tests.support.record_blocks import encode_block
 from tests.support.stores import HOST, NOW_MS
 
@@ -121,3 +135,50 @@ def test_a_slice_of_a_column_is_parsed() -> None:
 def test_columns_have_the_values_of_a_property() -> None:
     columns = MessageColumns(encode_block([NewRecord("T", 0, b"", b"a\x01b\x02")]), None, None)
     assert columns.property_values("a").to_pylist() == ["b"]
+
+
+# --- lies ----------------------------------------------------------------------------------------
+
+POSITIONS = [MAGIC_POSITION, SYS_FLAG_POSITION, SYS_FLAG_POSITION + 3, 84, 87, 92, 94]
+
+
+@given(
+    records=st.lists(RECORDS, min_size=1, max_size=4),
+    position=st.sampled_from(POSITIONS) | st.integers(4, 200),
+    value=st.integers(0, 255),
+)
+def test_a_record_that_lies_is_refused_or_read_within_the_buffer(
+    records: list[NewRecord], position: int, value: int
+) -> None:
+    """Arrow would read outside of the buffer, or the process would crash."""
+    data = encode_block(records).data.copy()
+    position = min(position, len(data) - 1)
+    data[position] = value
+    try:
+        block = Records.from_buffer(data)
+    except BrokenBody:
+        return
+    ends = block.positions + block.size
+    for column in (block.body, block.topic, block.properties):
+        column.validate(full=True)
+        assert sum(len(text) for text in column.to_pylist()) <= len(data)
+    assert (ends <= len(data)).all()
+
+
+def test_the_bodies_of_a_batch_are_limited() -> None:
+    body = compress_body(bytes(32 << 20), COMPRESSION_ZSTD)
+    compressed = NewRecord(
+        topic="T", queue_id=0, body=body, sys_flag=with_compression(0, COMPRESSION_ZSTD)
+    )
+    plain = NewRecord(topic="T", queue_id=0, body=b"plain")
+    records = [plain, *[compressed, plain] * 10]
+    batches = message_batches(
+        encode_block(records), "T", "b", MESSAGE_COLUMNS.select(["body", "queue_offset"])
+    )
+    offsets: list[int] = []
+    for batch in batches:
+        bodies = batch.column("body").to_pylist()
+        assert sum(map(len, bodies)) <= MAX_BATCH_BODY_BYTES + (32 << 20)
+        assert {len(text) for text in bodies} <= {5, 32 << 20}
+        offsets += batch.column("queue_offset").to_pylist()
+    assert offsets == list(range(len(records)))

@@ -11,6 +11,7 @@ from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreError, StoreFull
 from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.store.disk import DiskUsage
+from escrowmq.store.log_ages import LogAges
 from escrowmq.store.queue_reader import ReadStatus
 from escrowmq.store.retention import SEGMENTS_PER_PASS_MAX, expire, should_remove
 from escrowmq.store.store import MessageStore
@@ -57,12 +58,7 @@ NOON_HOUR = 12
 )
 def test_which_segments_expire(age_ms: int, hour: int, used_ratio: float, expected: bool) -> None:
     settings = StoreConfig()
-    assert (
-        should_remove(
-            NOW_MS - age_ms, now_ms=NOW_MS, hour=hour, used_ratio=used_ratio, config=settings
-        )
-        is expected
-    )
+    assert should_remove(age_ms, hour=hour, used_ratio=used_ratio, config=settings) is expected
 
 
 class AgedStore:
@@ -74,6 +70,7 @@ class AgedStore:
         self.store = open_store(self.disk, settings)
         self.used_ratio = 0.1
         self.segments = 0
+        self.ages = LogAges("boot", None)
         self.write(segments)
 
     def write(self, segments: int) -> None:
@@ -89,8 +86,15 @@ class AgedStore:
                 for queue_id in range(3)
             ]
             self.store.append(records, now_ms=self.clock.now_ms())
+            self.ages.add_mark(self.store.end, elapsed_ms=self.elapsed_ms(), broker_ms=0)
             self.clock.advance(ms=HOUR_MS)
             self.segments += 1
+
+    def elapsed_ms(self) -> int:
+        return round(self.clock.elapsed_s() * 1000)
+
+    def age_of(self, log_offset: int) -> int:
+        return self.ages.age_ms(log_offset, elapsed_ms=self.elapsed_ms())
 
     def usage(self) -> DiskUsage:
         return DiskUsage(total_bytes=10_000, free_bytes=round(10_000 * (1 - self.used_ratio)))
@@ -98,7 +102,7 @@ class AgedStore:
     def expire(self, *, hour: int = NOON_HOUR, keep_from: int | None = None) -> int:
         return expire(
             self.store,
-            now_ms=self.clock.now_ms(),
+            age_of=self.age_of,
             hour=hour,
             read_usage=self.usage,
             oldest_needed_offset=None if keep_from is None else LogOffset(keep_from),
@@ -137,7 +141,8 @@ def test_new_segments_are_removed_too_when_the_disk_is_full() -> None:
     def usage() -> DiskUsage:
         return DiskUsage(total_bytes=100, free_bytes=round(100 * (1 - ratios.pop(0))))
 
-    assert expire(aged_store.store, now_ms=NOW_MS, hour=NOON_HOUR, read_usage=usage) == 3
+    age_of = aged_store.age_of
+    assert expire(aged_store.store, age_of=age_of, hour=NOON_HOUR, read_usage=usage) == 3
     assert ratios == []
     assert aged_store.segment_numbers() == [3, 4, 5]
 
@@ -208,12 +213,13 @@ def test_a_nearly_full_disk_refuses_messages(used_ratio: float, accepts_messages
     aged_store.write(1)
 
 
-def test_the_age_of_a_segment_is_its_last_write() -> None:
+def test_a_clock_that_is_far_ahead_removes_nothing() -> None:
     aged_store = checkpointed_store(3)
-    aged_store.clock.advance(ms=RETENTION_MS)
-    first = aged_store.disk.open(f"commitlog/{0:020d}")
-    first.write_at(SEGMENT_BYTES - 1, b"\0")
+    aged_store.clock.step_wall_clock(ms=1000 * RETENTION_MS)
     assert aged_store.expire(hour=DELETE_HOUR) == 0
+    aged_store.clock.step_wall_clock(ms=-2000 * RETENTION_MS)
+    aged_store.clock.advance(ms=RETENTION_MS)  # a clock that is behind does not keep them either
+    assert aged_store.expire(hour=DELETE_HOUR) == 2
 
 
 def test_queue_files_expire_with_their_messages() -> None:
@@ -298,4 +304,4 @@ def test_slices_of_a_read_stay_valid_after_their_segment_is_removed() -> None:
 def test_nothing_expires_in_an_empty_store() -> None:
     store: MessageStore = open_store(MemoryDisk())
     full = DiskUsage(total_bytes=100, free_bytes=0)
-    assert expire(store, now_ms=NOW_MS, hour=NOON_HOUR, read_usage=lambda: full) == 0
+    assert expire(store, age_of=lambda _: 0, hour=NOON_HOUR, read_usage=lambda: full) == 0

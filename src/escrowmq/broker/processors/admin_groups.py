@@ -16,6 +16,11 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from escrowmq.broker.closed_names import (
+    check_group_is_open,
+    check_offsets_are_open,
+    check_records_are_open,
+)
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestChannel
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, group_not_found
 from escrowmq.broker.statistics import Statistics
@@ -30,6 +35,7 @@ from escrowmq.errors import (
     StoreError,
 )
 from escrowmq.message.keys import decode_offset_id
+from escrowmq.message.names import is_closed_topic
 from escrowmq.remoting.bodies import QueueName, SubscriptionEntry, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import (
     ClientEntry,
@@ -367,6 +373,7 @@ class OffsetAdmin:
 
     def reset_offsets(self, channel: Channel, request: Request[ResetOffset], now_ms: int) -> None:
         fields = request.head.fields
+        check_offsets_are_open(fields.topic, fields.group)
         topic = self._topics.get(fields.topic)
         self._groups.get(fields.group)  # it must exist
         if fields.queue_id >= topic.read_queue_nums:
@@ -439,12 +446,14 @@ class OffsetAdmin:
         self, channel: Channel, request: Request[CloneGroupOffset], now_ms: int
     ) -> None:
         fields = request.head.fields
+        check_offsets_are_open(fields.topic or "", fields.dest_group)
+        check_group_is_open(fields.src_group)
         self._groups.get(fields.src_group)  # it must exist
         if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
             raise group_not_found(fields.dest_group)
         topics = [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group)
         for topic in topics:
-            if self._topics.find(topic) is not None:
+            if self._topics.find(topic) is not None and not is_closed_topic(topic):
                 self._offsets.clone(topic, fields.src_group, fields.dest_group)
         channel.respond(request)
 
@@ -530,6 +539,7 @@ class ConsumerRelay:
                 "clientId is empty; name the client that is to consume",
             )
         record = self._store.record_at(decode_offset_id(fields.msg_id or "")[1])
+        check_records_are_open(record.topic)
         body = bytes(self._store.record_bytes(record))
         topic = self._topics.find(fields.topic or "")
         group = self._groups.find(fields.consumer_group)

@@ -20,6 +20,7 @@ import msgspec
 
 from escrowmq.auth.acl import Action, PolicyEntry, User
 from escrowmq.auth.validator import AccessValidator
+from escrowmq.broker.closed_names import check_group_is_open
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermissions
 from escrowmq.broker.metadata import (
     SubscriptionGroups,
@@ -30,7 +31,7 @@ from escrowmq.broker.metadata import (
 )
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import BrokenBody, RequestRefused, StoreError
-from escrowmq.message.names import is_system_group, is_system_topic
+from escrowmq.message.names import is_closed_group, is_closed_topic, is_system_group
 from escrowmq.message.topic_config import TopicConfig
 from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.bodies import JsonBody, TopicList, encode_body
@@ -95,7 +96,7 @@ class MetadataAdmin:
 
     def create_topic(self, channel: Channel, request: Request[CreateTopic], now_ms: int) -> None:
         fields = request.head.fields
-        _check_topic(fields.topic)
+        self._check_topic(fields.topic)
         for count in (fields.read_queue_nums, fields.write_queue_nums):
             if not 0 <= count <= QUEUES_MAX:
                 raise _invalid_parameter(f"{count} queues; a topic has 0 to {QUEUES_MAX}")
@@ -121,7 +122,7 @@ class MetadataAdmin:
         channel.respond(request)
 
     def delete_topic(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
-        _check_topic(request.head.fields.topic)
+        self._check_topic(request.head.fields.topic)
         if len(self._pending_deletions) >= PENDING_DELETIONS_MAX:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
@@ -157,7 +158,7 @@ class MetadataAdmin:
         """Delete the queues of topics that do not exist."""
         existing = set(self._topics.configs())
         for topic in {topic for topic, _ in self._store.queues()} - existing:
-            if not is_system_topic(topic) and self._store.can_remove_topic(topic):
+            if not self._topics.is_system(topic) and self._store.can_remove_topic(topic):
                 self._store.remove_topic(topic)
         channel.respond(request)
 
@@ -177,6 +178,11 @@ class MetadataAdmin:
         names = sorted(filter(self._topics.is_system, self._topics.configs()))
         channel.respond(request, body=encode_body(TopicList(topic_list=names)))
 
+    def _check_topic(self, topic: str) -> None:
+        check_topic_name(topic)
+        if self._topics.is_system(topic) or is_closed_topic(topic):
+            raise _invalid_parameter(f"{topic} is a system topic")
+
     # --- groups ----------------------------------------------------------------------------------
 
     def create_group(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
@@ -186,6 +192,7 @@ class MetadataAdmin:
             raise BrokenBody(f"the body is not a group: {error}") from error
         if not is_valid_group_name(config.group_name):
             raise _invalid_parameter(f"{config.group_name[:100]!r} is not a valid group name")
+        check_group_is_open(config.group_name)
         if not 0 <= config.retry_queue_nums <= QUEUES_MAX:
             raise _invalid_parameter(
                 f"{config.retry_queue_nums} retry queues; a group has 0 to {QUEUES_MAX}"
@@ -196,7 +203,7 @@ class MetadataAdmin:
     def delete_group(self, channel: Channel, request: Request[DeleteGroup], now_ms: int) -> None:
         fields = request.head.fields
         name = fields.group_name
-        if is_system_group(name):
+        if is_system_group(name) or is_closed_group(name):
             raise _invalid_parameter(f"{name} is a system group")
         if fields.clean_offset or fields.remove_offset:
             self._offsets.remove_group(name)
@@ -227,12 +234,6 @@ class MetadataAdmin:
 
 def _invalid_parameter(reason: str) -> RequestRefused:
     return RequestRefused(ResponseCode.INVALID_PARAMETER, reason)
-
-
-def _check_topic(topic: str) -> None:
-    check_topic_name(topic)
-    if is_system_topic(topic):
-        raise _invalid_parameter(f"{topic} is a system topic")
 
 
 def _update_attributes(attributes: dict[str, str], text: str | None) -> dict[str, str]:

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from escrowmq.broker.closed_names import check_group_is_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, check_is_printable
 from escrowmq.consume.members import (
     ConsumerGroups,
     ConsumerGroupSettings,
@@ -85,6 +86,7 @@ class ClientProcessor:
             language=request.head.language,
             version=request.head.version,
         )
+        _check_names(heartbeat)
         needs_subscriptions = True
         for producer in heartbeat.producer_data_set:
             if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
@@ -123,6 +125,7 @@ class ClientProcessor:
 
     def unregister(self, channel: Channel, request: Request[UnregisterClient], now_ms: int) -> None:
         fields = request.head.fields
+        check_group_is_open(fields.consumer_group or "")
         if fields.producer_group:
             self._producers.unregister(fields.producer_group, fields.client_id, channel)
         if fields.consumer_group and self._consumers.unregister(
@@ -154,6 +157,7 @@ class ClientProcessor:
 
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         batch = decode_body(LockBatch, request.body)
+        check_group_is_open(batch.consumer_group)
         queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
         granted = set(
             self._locks.lock(batch.consumer_group, batch.client_id, queues, now_ms=now_ms)
@@ -163,6 +167,7 @@ class ClientProcessor:
 
     def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         batch = decode_body(LockBatch, request.body)
+        check_group_is_open(batch.consumer_group)
         queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
         self._locks.unlock(batch.consumer_group, batch.client_id, queues)
         channel.respond(request)
@@ -188,6 +193,21 @@ class ClientProcessor:
             channel.send_oneway(
                 RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupHeader(consumer_group=group)
             )
+
+
+def _check_names(heartbeat: Heartbeat) -> None:
+    """Raise RequestRefused if a client joins a group of the broker, or has an unprintable name.
+
+    Log lines and lists have these names, and none of them may look like two.
+    """
+    producers, consumers = heartbeat.producer_data_set, heartbeat.consumer_data_set
+    groups = [entry.group_name for entry in producers]
+    groups += [entry.group_name for entry in consumers]
+    for group in groups:
+        check_is_printable("group", group)
+    check_is_printable("client id", heartbeat.client_id)
+    for consumer in consumers:
+        check_group_is_open(consumer.group_name)
 
 
 def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:

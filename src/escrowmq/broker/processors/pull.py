@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from escrowmq.broker.closed_names import check_offsets_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import BrokerCounters
@@ -33,6 +34,7 @@ from escrowmq.consume.pull import (
     request_filter,
 )
 from escrowmq.consume.subscription import MessageFilter
+from escrowmq.errors import RequestRefused
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
@@ -75,6 +77,12 @@ class PullProcessor:
 
     def pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
         fields = request.head.fields
+        if fields.sys_flag & FLAG_COMMIT_OFFSET:
+            try:
+                check_offsets_are_open(fields.topic, fields.consumer_group)
+            except RequestRefused as error:
+                self._refuse(channel, request, PullRefusal(error.code, error.remark))
+                return
         message_filter = self._find_filter(fields, now_ms)
         if isinstance(message_filter, PullRefusal):
             self._refuse(channel, request, message_filter)

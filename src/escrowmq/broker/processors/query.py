@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from escrowmq.broker.closed_names import check_offsets_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.consume.offsets import ConsumerOffsets, initial_offset
@@ -79,6 +80,7 @@ class QueryProcessor:
         self, channel: Channel, request: Request[UpdateConsumerOffset], now_ms: int
     ) -> None:
         fields = request.head.fields
+        check_offsets_are_open(fields.topic, fields.consumer_group)
         topic = self._topics.get(fields.topic)
         self._groups.get(fields.consumer_group)  # it must exist
         # As RocketMQ: a commit for a queue that does not exist is accepted and ignored.

@@ -7,6 +7,10 @@
                              requester has received it.
 
 `consume/retry.py` decides where a failed message goes; here the decision becomes a record.
+
+A client that gets no response sends a message back again. While the first retry waits, or for ten
+minutes after the first dead letter, the repeated request gets the response of the first one and
+nothing is stored. Afterwards the same message may have failed again, so it is a request of its own.
 """
 
 from __future__ import annotations
@@ -18,17 +22,33 @@ from typing import Final, cast
 
 import msgspec
 
+from escrowmq.broker.closed_names import check_group_is_open, check_records_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestChannel, RequestPermissions
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.send import SEND_ERRORS, SendProcessor
 from escrowmq.broker.statistics import NORMAL, BrokerCounters
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups, QueueLocks
 from escrowmq.consume.retry import FailedMessage, Redelivery, RetryPolicy, redirect, send_back
 from escrowmq.errors import RequestRefused
+from escrowmq.message.broker_marks import CLIENT_SYS_FLAGS, remove_broker_properties
 from escrowmq.message.keys import decode_host, encode_offset_id
-from escrowmq.message.names import PUSH_REPLY_TIME, REPLY_TO, group_of_retry_topic
-from escrowmq.message.properties import change_properties, decode_properties, encode_properties
+from escrowmq.message.names import (
+    PUSH_REPLY_TIME,
+    REAL_TOPIC,
+    REPLY_TO,
+    RETRY_OF,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    UNIQUE_KEY,
+    group_of_retry_topic,
+)
+from escrowmq.message.properties import (
+    change_properties,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
 from escrowmq.message.record import NewRecord, StoredRecord, copy_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
@@ -43,6 +63,8 @@ from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 
+REPEATED_DEAD_LETTER_MS: Final = 600_000
+
 
 class SendBackProcessor:
     def __init__(
@@ -54,9 +76,14 @@ class SendBackProcessor:
         redirect: Callable[[NewRecord, int], NewRecord],
         turn: Turn,
         *,
+        is_waiting: Callable[[StoredRecord], bool] = lambda record: False,
         seed: int = 0,
     ) -> None:
+        """`is_waiting`: returns whether a delayed message is not delivered yet."""
         self._store = store
+        self._is_waiting = is_waiting
+        # Group and log offset of the messages that are sent back in this turn.
+        self._in_this_turn: set[tuple[str, int]] = set()
         self._topics = topics
         self._groups = groups
         self._locks = locks
@@ -67,7 +94,10 @@ class SendBackProcessor:
     def handlers(self) -> list[Handler]:
         return [
             Handler(
-                RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back, RequestPermissions.send_back
+                RequestCode.CONSUMER_SEND_MSG_BACK,
+                self.send_back,
+                RequestPermissions.send_back,
+                is_flow_controlled=True,
             )
         ]
 
@@ -75,12 +105,23 @@ class SendBackProcessor:
         self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
     ) -> None:
         fields = request.head.fields
-        group = self._groups.require(fields.group, now_ms=now_ms)
+        check_group_is_open(fields.group)
+        with creations_of_request(self._topics, self._groups):
+            self._send_back(channel, request, now_ms)
+
+    def _send_back(
+        self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
+    ) -> None:
+        fields = request.head.fields
         record = self._store.record_at(fields.offset)
+        check_records_are_open(record.topic)
+        group = self._groups.require(fields.group, now_ms=now_ms)
         failed = FailedMessage(
             topic=record.topic,
             reconsume_times=record.reconsume_times,
-            properties=decode_properties(record.properties),
+            properties=decode_properties(
+                remove_broker_properties(record.properties, keeps_added=True)
+            ),
             offset_id=encode_offset_id(record.store_host, record.log_offset),
         )
         policy = _retry_policy(group, fields.max_reconsume_times, request.head.version)
@@ -88,8 +129,50 @@ class SendBackProcessor:
         if redelivery is None:  # the group has no retry queues: the message is dropped
             channel.respond(request)
             return
+        failed_key = fields.group, int(record.log_offset)
+        if failed_key in self._in_this_turn or self._is_repeated(redelivery, record):
+
+            def on_durable(code: int, _: Sequence[AppendResult]) -> None:
+                if code == ResponseCode.SUCCESS and not self._is_repeated(redelivery, record):
+                    code = ResponseCode.SYSTEM_ERROR  # the first request of this turn has failed
+                _respond_stored(channel, request, code)
+
+            self._turn.add_records([], on_durable)
+            return
+        redelivery.properties[RETRY_OF] = str(record.log_offset)
         copy = self._redirect(self._make_record(redelivery, record, now_ms), now_ms)
-        self._turn.add_records([copy], lambda code, _: _respond_stored(channel, request, code))
+        self._in_this_turn.add(failed_key)
+
+        def on_done(code: int, _: Sequence[AppendResult]) -> None:
+            self._in_this_turn.discard(failed_key)
+            _respond_stored(channel, request, code)
+
+        self._turn.add_records([copy], on_done)
+
+    def _is_repeated(self, redelivery: Redelivery, record: StoredRecord) -> bool:
+        """Return whether the same message was sent back before and its retry still waits."""
+        key = (find_property(record.properties, UNIQUE_KEY.encode()) or b"").decode(
+            "utf-8", "replace"
+        )
+        failed_offset = b"%d" % record.log_offset
+        if not key:
+            return False
+        topics = (redelivery.topic,) if redelivery.is_dead_letter else (SCHEDULE_TOPIC, TIMER_TOPIC)
+        for topic in topics:
+            for stored in self._store.find_by_key(topic, key):
+                if find_property(stored.properties, RETRY_OF.encode()) != failed_offset:
+                    continue
+                if redelivery.is_dead_letter:
+                    age_ms = self._store.last_stored_ms - stored.stored_ms
+                    if age_ms <= REPEATED_DEAD_LETTER_MS:
+                        return True
+                elif (
+                    self._is_waiting(stored)
+                    and find_property(stored.properties, REAL_TOPIC.encode())
+                    == redelivery.topic.encode()
+                ):
+                    return True
+        return False
 
     def redirect_retry(
         self, record: NewRecord, fields: SendMessage, version: int, now_ms: int
@@ -113,13 +196,16 @@ class SendBackProcessor:
         topic = self._topics.ensure(
             redelivery.topic, queue_count=redelivery.queue_count, now_ms=now_ms
         )
-        return copy_record(
+        copy = copy_record(
             record,
             topic=redelivery.topic,
             queue_id=self._random.randrange(max(1, topic.write_queue_nums)),
             properties=encode_properties(redelivery.properties),
             reconsume_times=redelivery.reconsume_times,
         )
+        # It may be the copy of a final, and is a message of its own.
+        sys_flag = record.sys_flag & CLIENT_SYS_FLAGS
+        return msgspec.structs.replace(copy, sys_flag=sys_flag, prepared_offset=0)
 
 
 def _retry_policy(
@@ -163,7 +249,13 @@ class ReplyProcessor:
 
     def handlers(self) -> list[Handler]:
         return [
-            Handler(code, self.send_reply, RequestPermissions.reply, SEND_ERRORS)
+            Handler(
+                code,
+                self.send_reply,
+                RequestPermissions.reply,
+                SEND_ERRORS,
+                is_flow_controlled=True,
+            )
             for code in (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
         ]
 
@@ -187,7 +279,8 @@ class ReplyProcessor:
         if client_id is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the reply has no property {REPLY_TO}")
         properties = change_properties(
-            fields.properties.encode(), update={PUSH_REPLY_TIME: str(store_ms)}
+            remove_broker_properties(fields.properties.encode()),
+            update={PUSH_REPLY_TIME: str(store_ms)},
         )
         header = PushReplyMessage(
             producer_group=fields.producer_group,
@@ -195,7 +288,7 @@ class ReplyProcessor:
             default_topic=fields.default_topic,
             default_topic_queue_nums=fields.default_topic_queue_nums,
             queue_id=fields.queue_id,
-            sys_flag=fields.sys_flag,
+            sys_flag=fields.sys_flag & CLIENT_SYS_FLAGS,
             born_timestamp=fields.born_timestamp,
             flag=fields.flag,
             properties=properties.decode(),

@@ -144,7 +144,7 @@ class TransactionAdmin:
         states, matches = self._coordinator.states, _matcher(fields, now_ms)
         count_max = min(fields.count_max, PAGE_ENTRIES_MAX)
         first_offset = max(states.base_offset, self._store.min_offset(names.HALF_TOPIC, 0))
-        entries: dict[str, TransactionEntry] = {}
+        entries: dict[tuple[str, str, str], TransactionEntry] = {}
         queue_offset = states.next_offset
         if fields.after >= 0:
             queue_offset = min(fields.after, queue_offset)
@@ -173,7 +173,8 @@ class TransactionAdmin:
                         record, properties, state, checks
                     )
                     # The newest copy of a moved half comes first: ignore the others.
-                    entries.setdefault(entry.transaction_id, entry)
+                    name = entry.group, entry.topic, entry.transaction_id
+                    entries.setdefault(name, entry)
         more = queue_offset > first_offset
         next_after = queue_offset if more else -1
         return TransactionList(
@@ -192,7 +193,7 @@ class TransactionAdmin:
     def show_transaction(
         self, channel: Channel, request: Request[TransactionHeader], now_ms: int
     ) -> None:
-        located = self._locate(request.head.fields.transaction_id)
+        located = self._locate(request.head.fields)
         body = encode_body(self._history_reader.read_history(located, now_ms))
 
         # An operator acts on a decision that is shown, so it has to be durable.
@@ -238,7 +239,7 @@ class TransactionAdmin:
             )
         operator = _operator_name(fields.operator, channel)
         reason = _validate_reason(fields.reason, is_required=True)
-        located = self._locate(fields.transaction_id)
+        located = self._locate(fields)
         result = self._coordinator.decide(
             located.queue_offset,
             located.log_offset,
@@ -282,14 +283,14 @@ class TransactionAdmin:
         fields = request.head.fields
         operator = _operator_name(fields.operator, channel)
         reason = _validate_reason(fields.reason, is_required=False)
-        located = self._locate(fields.transaction_id)
+        located = self._locate(fields)
         self._resume(channel, request, located, operator, reason, now_ms)
 
     def resume_check_half(
         self, channel: Channel, request: Request[ResumeCheckHalfMessage], now_ms: int
     ) -> None:
         """Handle RocketMQ's own request: it names the stranded message by its offset id."""
-        located = self._locate(request.head.fields.msg_id)
+        located = self._locate(TransactionHeader(transaction_id=request.head.fields.msg_id))
         self._resume(channel, request, located, _operator_name("", channel), "", now_ms)
 
     def _resume(
@@ -334,8 +335,9 @@ class TransactionAdmin:
 
         self._transactions.move_half(half, now_ms, on_done)
 
-    def _locate(self, name: str) -> LocatedTransaction:
-        located = self._history_reader.find(name)
+    def _locate(self, fields: TransactionHeader) -> LocatedTransaction:
+        name = fields.transaction_id
+        located = self._history_reader.find(name, fields.producer_group, fields.half_offset)
         if located is None:
             raise RequestRefused(
                 ResponseCode.QUERY_NOT_FOUND,

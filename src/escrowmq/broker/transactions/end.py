@@ -35,6 +35,7 @@ from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.decisions import AlreadyDecided, Decision
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.records import BY_PRODUCER, DecidedBy, Redirect, short_remark
+from escrowmq.escrow.recovery import TimeConversion
 from escrowmq.escrow.writers import Writer, make_decision_record
 from escrowmq.limited_log import LimitedLog
 from escrowmq.message.keys import encode_offset_id
@@ -73,6 +74,7 @@ class EndProcessor:
         age_max_ms: int,
         piece_bytes: int,
         redirect: Redirect | None = None,
+        times: TimeConversion | None = None,
     ) -> None:
         self._store = store
         self._turn = turn
@@ -80,7 +82,14 @@ class EndProcessor:
         self._limited_log = LimitedLog(log)
         self._moved_log_end = LogOffset(0)  # the end of the log after the last move
         self.storage = CoordinatorStorage(
-            store, disk, offsets, config, redirect, age_max_ms=age_max_ms, piece_bytes=piece_bytes
+            store,
+            disk,
+            offsets,
+            config,
+            redirect,
+            age_max_ms=age_max_ms,
+            piece_bytes=piece_bytes,
+            times=times,
         )
         self.coordinator = self.storage.coordinator
         self.half_processor = HalfProcessor(
@@ -253,7 +262,7 @@ class EndProcessor:
 
     def tick(self, now_ms: int) -> None:
         self.checker.tick(now_ms)
-        self.storage.commit_cursors()
+        self.storage.tick(now_ms)
 
     def save(self, *, force: bool = False) -> None:
         self.storage.save(force=force)

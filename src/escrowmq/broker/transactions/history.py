@@ -18,7 +18,12 @@ from typing import Final
 
 from escrowmq.broker.dispatch import Channel
 from escrowmq.consume.members import ProducerGroups
-from escrowmq.errors import CorruptRecord, RecordNotFound, RemoteProtocolError
+from escrowmq.errors import (
+    AmbiguousTransaction,
+    CorruptRecord,
+    RecordNotFound,
+    RemoteProtocolError,
+)
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.records import HalfProperties, Op, decode_journal_entry, decode_op, parse_half
@@ -50,6 +55,8 @@ class LocatedTransaction:
     queue_offset: int
     log_offset: int
     half: Half | None
+    group: str
+    topic: str
 
 
 class HistoryReader:
@@ -67,15 +74,59 @@ class HistoryReader:
 
     # --- find ----------------------------------------------------------------------------------
 
-    def find(self, name: str) -> LocatedTransaction | None:
-        """Find a transaction by its id, or by the offset id of its half or stranded message."""
-        if name:
-            half = self._coordinator.halves.find_by_key(name.encode("utf-8", "replace"))
-            if half is not None:
-                return LocatedTransaction(half.queue_offset, half.log_offset, half)
-        for record in self._find_halves(name)[:1]:
-            return self._locate(record)
-        return self._find_by_offset_id(name)
+    def find(
+        self, name: str, group: str | None = None, half_offset: int | None = None
+    ) -> LocatedTransaction | None:
+        """Find a transaction by its id, or by the offset id of its half or stranded message.
+
+        Clients choose ids, so several transactions may have the same. `group` and `half_offset`,
+        the offset in the half queue, tell them apart. Raises AmbiguousTransaction.
+        """
+        found = self._find_by_id(name, group)
+        if half_offset is not None:
+            found = [located for located in found if self._was_at(located, half_offset)]
+        if len(found) > 1:
+            raise AmbiguousTransaction(_ambiguity_text(name, found))
+        if found:
+            return found[0]
+        located = self._find_by_offset_id(name)
+        if located is None or group not in (None, located.group):
+            return None
+        return located if half_offset is None or self._was_at(located, half_offset) else None
+
+    def _find_by_id(self, name: str, group: str | None) -> list[LocatedTransaction]:
+        """Return every transaction with this id; of one that was moved, the newest copy."""
+        found: dict[int, LocatedTransaction] = {}
+        halves = self._coordinator.halves
+        key = name.encode("utf-8", "replace")
+        records = self._find_halves(name)
+        if len(records) >= RESULTS_MAX:
+            # There may be more of them than the index returns. Strangers may have sent them to
+            # hide one, so look at all that are open; only an operator's request gets here.
+            for half in halves:
+                if half.key == key:
+                    found[half.queue_offset] = _located_half(half)
+        decided: dict[tuple[str, str], LocatedTransaction] = {}
+        for record in records:
+            located = self._locate(record)
+            if located is None:
+                continue
+            if located.half is not None:
+                found.setdefault(located.queue_offset, located)
+            else:
+                decided.setdefault((located.group, located.topic), located)
+        open_names = {(located.group, located.topic) for located in found.values()}
+        candidates = [
+            *found.values(),
+            *(located for names, located in decided.items() if names not in open_names),
+        ]
+        return [located for located in candidates if group in (None, located.group)]
+
+    def _was_at(self, located: LocatedTransaction, half_offset: int) -> bool:
+        """Return whether a transaction is or was at this offset of the half queue."""
+        half = located.half
+        previous_offsets = () if half is None else half.previous_offsets
+        return half_offset == located.queue_offset or half_offset in previous_offsets
 
     def _find_by_offset_id(self, offset_id: str) -> LocatedTransaction | None:
         try:
@@ -90,16 +141,25 @@ class HistoryReader:
         properties = parse_half(record) if record.topic == names.STRANDED_TOPIC else None
         if properties is None or not properties.key:
             return None
-        return self.find(_decode_key(properties.key))
+        found = [
+            located
+            for located in self._find_by_id(_decode_key(properties.key), properties.group)
+            if located.topic == properties.topic
+        ]
+        if len(found) > 1:
+            raise AmbiguousTransaction(_ambiguity_text(_decode_key(properties.key), found))
+        return found[0] if found else None
 
     def _locate(self, record: StoredRecord) -> LocatedTransaction | None:
         queue_offset = self._coordinator.aliases.get(record.queue_offset, record.queue_offset)
         half = self._coordinator.halves.find(queue_offset)
         if half is not None:
-            return LocatedTransaction(half.queue_offset, half.log_offset, half)
+            return _located_half(half)
         if self._coordinator.states.get(record.queue_offset) is None:
             return None  # the half queue begins behind it
-        return LocatedTransaction(record.queue_offset, record.log_offset, None)
+        properties = parse_half(record)
+        group, topic = ("", "") if properties is None else (properties.group, properties.topic)
+        return LocatedTransaction(record.queue_offset, record.log_offset, None, group, topic)
 
     def _find_halves(self, key: str) -> list[StoredRecord]:
         """Return all copies of a half, the newest first."""
@@ -201,7 +261,10 @@ class HistoryReader:
         copies = {record.log_offset: record}
         for candidate in self._find_halves(_decode_key(properties.key)):
             candidate_properties = parse_half(candidate)
-            if candidate_properties is not None and candidate_properties.group == properties.group:
+            if candidate_properties is not None and (
+                (candidate_properties.group, candidate_properties.topic)
+                == (properties.group, properties.topic)
+            ):
                 copies[candidate.log_offset] = candidate
         return [copies[log_offset] for log_offset in sorted(copies)]
 
@@ -317,6 +380,27 @@ class HistoryReader:
             remark = f": {last.reason}" if last.reason else ""
             return f"check {half.checks} was answered with UNKNOWN{remark}"
         return f"check {half.checks} was sent and has not been answered"
+
+
+CANDIDATES_SHOWN_MAX: Final = 10
+
+
+def _located_half(half: Half) -> LocatedTransaction:
+    return LocatedTransaction(half.queue_offset, half.log_offset, half, half.group, half.topic)
+
+
+def _ambiguity_text(name: str, found: Sequence[LocatedTransaction]) -> str:
+    """Return which transactions an id may mean, for operators."""
+    candidates = "; ".join(
+        f"group {located.group!r}, topic {located.topic!r}, half offset {located.queue_offset}, "
+        f"log offset {located.log_offset}, {'decided' if located.half is None else 'undecided'}"
+        for located in found[:CANDIDATES_SHOWN_MAX]
+    )
+    more = len(found) - CANDIDATES_SHOWN_MAX
+    return (
+        f"{len(found)} transactions have the id {name[:100]!r}: {candidates}"
+        f"{f'; and {more} more' if more > 0 else ''}. Name the group or the half offset as well"
+    )
 
 
 def _parked_step(record: StoredRecord, properties: HalfProperties) -> TransactionStep:

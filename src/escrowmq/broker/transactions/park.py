@@ -31,7 +31,8 @@ from escrowmq.escrow.records import (
     parse_half,
 )
 from escrowmq.message import names
-from escrowmq.message.record import TRANSACTION_MASK, NewRecord
+from escrowmq.message.broker_marks import CLIENT_SYS_FLAGS
+from escrowmq.message.record import NewRecord
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Request
@@ -116,10 +117,10 @@ class HalfProcessor:
             body,  # type: ignore[arg-type]  # if it is a view: it is appended in this turn
             properties,
             fields.flag,
-            fields.sys_flag & ~TRANSACTION_MASK,
+            fields.sys_flag & CLIENT_SYS_FLAGS,
             fields.born_timestamp,
             channel.peer_host,
-            fields.reconsume_times,
+            max(0, fields.reconsume_times),
             0,
             tags_and_keys,
         )
@@ -171,7 +172,7 @@ class PendingHalf(msgspec.Struct, gc=False):
 
     def on_duplicate_done(self, code: int, results: Sequence[AppendResult]) -> None:
         """Respond to a repeated send, once the half that was sent first is durable."""
-        position = self.processor.coordinator.find_duplicate(self.half.group, self.half.key)
+        position = self.processor.coordinator.find_duplicate(*self.half.group_topic_key)
         if position is None or code != ResponseCode.SUCCESS:
             self._refuse(code or ResponseCode.SYSTEM_ERROR)
         else:

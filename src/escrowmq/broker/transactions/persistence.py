@@ -18,6 +18,8 @@ from escrowmq.escrow.recovery import (
     CheckHistory,
     CoordinatorSnapshot,
     RecoveryResult,
+    TimeConversion,
+    UnchangedTimes,
     decode_snapshot,
     encode_snapshot,
     recover,
@@ -45,8 +47,12 @@ class CoordinatorStorage:
         *,
         age_max_ms: int,
         piece_bytes: int,
+        times: TimeConversion | None = None,
     ) -> None:
-        """Recover the coordinator, and complete in the log what a crash has cut off."""
+        """Recover the coordinator, and complete in the log what a crash has cut off.
+
+        `times`: converts recorded times. Without it they are believed.
+        """
         self._store = store
         self._disk = disk
         self._offsets = offsets
@@ -57,17 +63,17 @@ class CoordinatorStorage:
         self._pending_cursors: tuple[int, int, int] | None = None
         self._pending_snapshot: CoordinatorSnapshot | None = None
         self._saved_log_end = -1
-        self._recover()
+        self._now_ms = 0
+        self._recover(UnchangedTimes(store.last_stored_ms) if times is None else times)
 
     # --- start -----------------------------------------------------------------------------------
 
-    def _recover(self) -> None:
-        store = self._store
+    def _recover(self, times: TimeConversion) -> None:
+        store, now_ms = self._store, times.now_ms
+        self._now_ms = now_ms
         content = read_file(self._disk, SNAPSHOT_PATH) or b""
         snapshot = decode_snapshot(content, store.begin, store.end)
-        cursor = self._offsets.query(names.HALF_TOPIC, CURSOR_GROUP, 0)
-        now_ms = store.last_stored_ms
-        result = recover(self.coordinator, store, snapshot, cursor, now_ms=now_ms)
+        result = recover(self.coordinator, store, snapshot, times=times)
         self._append_missing(result, now_ms)
         for decision_record in result.unfinished_decisions:
             self._complete_group(decision_record, now_ms)
@@ -107,7 +113,11 @@ class CoordinatorStorage:
 
     # --- RocketMQ's cursors ----------------------------------------------------------------------
 
-    def commit_cursors(self) -> None:
+    def tick(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._commit_cursors()
+
+    def _commit_cursors(self) -> None:
         """Store the cursors that RocketMQ would read, once the log behind them is durable."""
         if (
             self._pending_cursors is not None
@@ -174,4 +184,5 @@ class CoordinatorStorage:
             },
             aliases=dict(coordinator.aliases),
             writers=coordinator.writers.dump(),
+            saved_ms=self._now_ms,
         )

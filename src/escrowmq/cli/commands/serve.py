@@ -12,6 +12,7 @@ import click
 from escrowmq.cli.commands.config import print_warnings
 from escrowmq.cli.options import config_file_option
 from escrowmq.config import ResolvedConfig, Source, load_config
+from escrowmq.errors import StoreError
 
 
 @click.command()
@@ -87,11 +88,15 @@ def serve(
         context.exit(_run_supervisor(resolved, role, broker_count, reload_config))
 
     # Imported here because other commands need no event loop.
-    from escrowmq.server.serve import run
+    from escrowmq.server.serve import report_start_error, run
     from escrowmq.server.supervisor import check_single_broker_store
 
-    if role != "namesrv":
-        check_single_broker_store(resolved.config.store.root_dir)
+    directory = resolved.config.store.root_dir
+    try:
+        if role != "namesrv":
+            check_single_broker_store(directory)
+    except StoreError as error:
+        context.exit(report_start_error(error, directory))
     context.exit(run(resolved, role, config_file, reload_config, metrics_socket, own_namesrv))
 
 

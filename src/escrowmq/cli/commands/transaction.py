@@ -45,7 +45,7 @@ from escrowmq.cli.output import (
     terminal_width,
 )
 from escrowmq.clock import SystemClock
-from escrowmq.errors import OutcomeUnknown, TransactionNotFound
+from escrowmq.errors import AmbiguousTransaction, OutcomeUnknown, TransactionNotFound
 from escrowmq.message import names
 from escrowmq.parsing import format_rough_duration, format_timestamp
 from escrowmq.remoting.bodies import TransactionEntry, TransactionStep
@@ -65,7 +65,7 @@ _filter_options = combine_options(
         help="Only transactions that were parked at least this long ago: 90s, 10m, 2h.",
     ),
     click.option("--topic", help="Only messages for this topic.", shell_complete=complete_topic),
-    click.option("--group", help="Only this producer group."),
+    click.option("--group", help="Only this producer group; also to choose among equal IDs."),
     click.option(
         "--checks",
         type=click.IntRange(min=0),
@@ -80,8 +80,17 @@ _filter_options = combine_options(
         help="Only this state. Repeat for several.  [open and stranded]",
     ),
 )
+_offset_option = click.option(
+    "--offset",
+    "half_offset",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The one at this offset of the half queue, if several have the ID.",
+)
+_group_option = click.option("--group", help="The one of this producer group.")
 _target_options = combine_options(
     click.argument("ids", nargs=-1, metavar="[ID]..."),
+    _offset_option,
     click.option(
         "--all", "select_all", is_flag=True, help="All transactions that the filters find."
     ),
@@ -301,30 +310,49 @@ def _cursor_lines(content: list[dict[str, Any]]) -> Iterator[str]:
 
 @transaction.command()
 @click.argument("transaction_id", metavar="ID")
+@_group_option
+@_offset_option
 @cluster_options
 @click.pass_context
-def show(context: click.Context, transaction_id: str, cluster: Cluster, as_json: bool) -> None:
+def show(
+    context: click.Context,
+    /,
+    transaction_id: str,
+    cluster: Cluster,
+    as_json: bool,
+    **precision: Any,
+) -> None:
     """Print the fields of a transaction, decided or not."""
-    _print_histories(context, cluster, transaction_id, as_json, transaction_lines)
+    views = _require_histories(cluster, transaction_id, **precision)
+    _print_histories(context, cluster, views, as_json, transaction_lines)
 
 
 @transaction.command()
 @click.argument("transaction_id", metavar="ID")
+@_group_option
+@_offset_option
 @cluster_options
 @click.pass_context
-def explain(context: click.Context, transaction_id: str, cluster: Cluster, as_json: bool) -> None:
+def explain(
+    context: click.Context,
+    /,
+    transaction_id: str,
+    cluster: Cluster,
+    as_json: bool,
+    **precision: Any,
+) -> None:
     """Print the history of a transaction: its checks, who decided it, and what happens next."""
-    _print_histories(context, cluster, transaction_id, as_json, history_lines)
+    views = _require_histories(cluster, transaction_id, **precision)
+    _print_histories(context, cluster, views, as_json, history_lines)
 
 
 def _print_histories(
     context: click.Context,
     cluster: Cluster,
-    transaction_id: str,
+    views: Iterable[TransactionView],
     as_json: bool,
     render: Callable[[TransactionView], Iterator[str]],
 ) -> None:
-    views = _require_histories(cluster, transaction_id)
     with ignore_broken_pipe():
         for view in views:
             if as_json:
@@ -334,16 +362,23 @@ def _print_histories(
     exit_with_failures(context, cluster)
 
 
-def _require_histories(cluster: Cluster, transaction_id: str) -> list[TransactionView]:
-    views = transaction_histories(cluster, transaction_id)
+def _require_histories(
+    cluster: Cluster, transaction_id: str, *, group: str | None, half_offset: int | None
+) -> list[TransactionView]:
+    try:
+        views = transaction_histories(cluster, transaction_id, group=group, half_offset=half_offset)
+    except AmbiguousTransaction as error:
+        raise AmbiguousTransaction(f"{error} (--group, --offset)") from error
     if views:
         return views
     if cluster.failures:
         raise OutcomeUnknown("; ".join(map(str, cluster.failures)))
     addresses = ", ".join(broker.address for broker in cluster.brokers())
     raise TransactionNotFound(
-        f"there is no transaction {transaction_id} on {addresses}: it was never parked there, or "
-        "its log files have expired"
+        f"there is no transaction {transaction_id}"
+        f"{'' if group is None else f' of group {group}'}"
+        f"{'' if half_offset is None else f' at offset {half_offset}'} on {addresses}: it was "
+        "never parked there, or its log files have expired"
     )
 
 
@@ -496,14 +531,23 @@ def resume(context: click.Context, /, reason: str, **options: Any) -> None:
     _change_transactions(context, "resume", code, "open", make_header, **options)
 
 
-def _settle_header(verdict: int, reason: str, transaction_id: str, operator: str) -> Header:
+def _settle_header(verdict: int, reason: str, entry: TransactionEntry, operator: str) -> Header:
     return SettleTransaction(
-        transaction_id=transaction_id, commit_or_rollback=verdict, reason=reason, operator=operator
+        transaction_id=entry.transaction_id,
+        half_offset=entry.queue_offset,
+        commit_or_rollback=verdict,
+        reason=reason,
+        operator=operator,
     )
 
 
-def _resume_header(reason: str, transaction_id: str, operator: str) -> Header:
-    return ResumeTransaction(transaction_id=transaction_id, reason=reason, operator=operator)
+def _resume_header(reason: str, entry: TransactionEntry, operator: str) -> Header:
+    return ResumeTransaction(
+        transaction_id=entry.transaction_id,
+        half_offset=entry.queue_offset,
+        reason=reason,
+        operator=operator,
+    )
 
 
 def _change_transactions(
@@ -511,9 +555,10 @@ def _change_transactions(
     verb: str,
     code: RequestCode,
     state: str,
-    make_header: Callable[[str, str], Header],
+    make_header: Callable[[TransactionEntry, str], Header],
     *,
     ids: tuple[str, ...],
+    half_offset: int | None,
     select_all: bool,
     yes: bool,
     operator: str | None,
@@ -523,36 +568,46 @@ def _change_transactions(
 ) -> None:
     """Select transactions, ask for a confirmation, and decide or resume them.
 
-    `make_header(transaction_id, operator)` returns the request; `state` is the state afterwards.
+    `make_header(entry, operator)` returns the request, which names the position of the
+    transaction, because others may have the same id. `state` is the state afterwards.
     """
     if bool(ids) == select_all:
         raise click.UsageError("give the IDs of transactions, or --all with filters")
+    if half_offset is not None and len(ids) != 1:
+        raise click.UsageError("--offset needs exactly one ID")
     # `resume` has set `states` itself.
     given = [
-        name for name, value in filters.items() if value and (name, verb) != ("states", "resume")
+        name
+        for name, value in filters.items()
+        if value and name != "group" and (name, verb) != ("states", "resume")
     ]
     if ids and given:
-        raise click.UsageError("filters need --all, and cannot be used with an ID")
+        raise click.UsageError("filters other than --group need --all instead of an ID")
     if not yes and not sys.stdin.isatty():
         raise click.UsageError(
             "this needs a confirmation, and standard input is not a terminal: use --yes to "
             f"{verb} without asking"
         )
-    listings = _find_by_id(cluster, ids) if ids else _find_by_filters(cluster, filters)
+    if ids:
+        listings = _find_by_id(cluster, ids, filters["group"], half_offset)
+    else:
+        listings = _find_by_filters(cluster, filters)
     if cluster.failures and select_all:
         exit_with_failures(context, cluster)  # rather than change a part of what was meant
     if listings and not yes:
         _confirm_change(verb, listings)
     name = _login_name() if operator is None else operator
-    targets = [(listing, make_header(listing.entry.transaction_id, name)) for listing in listings]
+    targets = [(listing, make_header(listing.entry, name)) for listing in listings]
     results = decide_transactions(cluster, code, state, targets)
     _print_results(context, cluster, results, as_json)
 
 
-def _find_by_id(cluster: Cluster, ids: Sequence[str]) -> list[TransactionListing]:
+def _find_by_id(
+    cluster: Cluster, ids: Sequence[str], group: str | None, half_offset: int | None
+) -> list[TransactionListing]:
     listings = []
     for transaction_id in dict.fromkeys(ids):
-        views = _require_histories(cluster, transaction_id)
+        views = _require_histories(cluster, transaction_id, group=group, half_offset=half_offset)
         if len(views) > 1:
             addresses = ", ".join(view.broker.address for view in views)
             raise TransactionNotFound(

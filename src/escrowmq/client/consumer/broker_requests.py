@@ -14,8 +14,9 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
+from escrowmq.client.callbacks import describe
 from escrowmq.client.connection import ClientConnection
 from escrowmq.client.consumer.handlers import HandlerRegistry
 from escrowmq.client.consumer.queue_client import decode_messages
@@ -23,6 +24,7 @@ from escrowmq.client.consumer.rebalance import Rebalancer
 from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import RequestRefused
 from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.connection import INT64_MAX
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error, encode_response
 
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # RocketMQ writes maps whose keys are queues: {"offsetTable":{{"topic":...}:12}}.
 _QUEUE_KEYED_ENTRY = re.compile(r"(\{[^{}]*\})\s*:\s*(-?\d+)")
+
+REQUESTS_MAX: Final = 32  # that are handled at a time
 
 BrokerRequestFunction = Callable[[Rebalancer, Any, bytes], Awaitable[bytes]]
 
@@ -59,6 +63,9 @@ class BrokerRequests:
             return
         if request.head.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             rebalancer.rebalance_requested.set()
+        elif len(self._tasks) >= REQUESTS_MAX:
+            busy = RequestRefused(ResponseCode.SYSTEM_BUSY, "this consumer handles other requests")
+            connection.write(encode_error(request, busy))
         elif request.head.code in self._functions:
             body = bytes(request.body)  # a copy: a view would keep the received chunk alive
             task = asyncio.create_task(self._respond(rebalancer, connection, request, body))
@@ -90,7 +97,7 @@ class BrokerRequests:
         except Exception as error:
             log.exception("request of a broker failed code=%d", request.head.code)
             connection.write(
-                encode_response(request, code=ResponseCode.SYSTEM_ERROR, remark=repr(error))
+                encode_response(request, code=ResponseCode.SYSTEM_ERROR, remark=describe(error))
             )
         else:
             connection.write(encode_response(request, body=response_body))
@@ -99,7 +106,9 @@ class BrokerRequests:
         """Run the handler for one message that an operator chose. No offset moves."""
         if self._handlers is None or not self._handlers.topics:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this consumer has no handlers")
-        messages = decode_messages(body, fields.broker_name or "")
+        messages = decode_messages(
+            body, fields.broker_name or "", offsets=range(INT64_MAX), bytes_max=1
+        ).messages
         if not messages:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the message cannot be read")
         started_s = asyncio.get_running_loop().time()
@@ -112,7 +121,7 @@ class BrokerRequests:
             await self._handlers.call(rebalancer.queue_client.with_original_topic(messages[0]))
         except Exception as error:
             log.exception("handler failed id=%s", messages[0].message_id)
-            result |= {"consumeResult": "CR_THROW_EXCEPTION", "remark": repr(error)}
+            result |= {"consumeResult": "CR_THROW_EXCEPTION", "remark": describe(error)}
         spent_ms = int((asyncio.get_running_loop().time() - started_s) * 1000)
         return json.dumps({**result, "spentTimeMills": spent_ms}).encode()
 
@@ -194,11 +203,13 @@ def decode_queue_offsets(body: bytes) -> dict[MessageQueue, int]:
         if not rows:
             table = json.loads(text)["offsetTable"]
             rows = [(row, int(row["offset"])) for row in table] if table else []
+        if any(not 0 <= offset <= INT64_MAX for _, offset in rows):
+            raise ValueError("an offset is negative or does not fit into 64 bits")
         return {
             MessageQueue(name["topic"], name["brokerName"], int(name["queueId"])): offset
             for name, offset in rows
         }
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RequestRefused(
-            ResponseCode.SYSTEM_ERROR, f"the offsets cannot be read: {error!r}"
+            ResponseCode.SYSTEM_ERROR, f"the offsets cannot be read: {describe(error)}"
         ) from error

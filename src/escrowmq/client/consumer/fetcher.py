@@ -36,9 +36,10 @@ RETRY_PAUSE_S: Final = 1.0  # after a failed pull
 class ConsumerLimits:
     """Limits of the messages that a consumer has in flight: pulled and not done.
 
-    At a limit the consumer pulls no more until messages are done. Pulls that are already on their
-    way come on top: at most one response of a broker for each queue. Raises ValueError for a
-    limit below 1.
+    At a limit the consumer pulls no more until messages are done. Bytes are counted as the
+    application gets them, decompressed; the last message may exceed a limit. Of messages, pulls
+    that are on their way come on top: at most one response of a broker for each queue. Raises
+    ValueError for a limit below 1.
     """
 
     per_queue: int = 1_000  # messages of one queue
@@ -198,6 +199,10 @@ class QueueFetcher:
             except EscrowError as error:
                 log.warning("pull failed, retrying queue=%s: %s", self.queue, error)
                 await asyncio.sleep(RETRY_PAUSE_S)
+            except Exception:
+                # A bug. Ending the task would stop the queue without a word.
+                log.exception("pull failed, retrying queue=%s", self.queue)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _first_offset(self) -> int:
         committed = await self._offset_store.read(self.queue, is_new_queue=self._is_new_queue)
@@ -227,8 +232,9 @@ class QueueFetcher:
             version=self._version,
             max_messages=PULL_BATCH_SIZE,
             hold_s=LONG_POLL_S,
+            free_bytes=lambda: self._limiter.free_bytes(in_flight),
         )
-        messages = [message for message in result.messages if message.queue_offset >= offset]
+        messages = result.messages
         for message in messages:
             self._limiter.add(in_flight, message.queue_offset, len(message.body))
         if result.next_offset < offset:
@@ -305,6 +311,15 @@ class InFlightLimiter:
         while not self._has_capacity(in_flight):
             self._capacity_freed.clear()
             await self._capacity_freed.wait()
+
+    def free_bytes(self, in_flight: InFlight) -> int:
+        """Return how many bytes of this queue may be added; none if a limit is reached."""
+        if not self._has_capacity(in_flight):
+            return 0
+        return min(
+            self._limits.per_queue_bytes - in_flight.body_bytes,
+            self._limits.total_bytes - self.body_bytes,
+        )
 
     def add(self, in_flight: InFlight, queue_offset: int, size: int) -> None:
         in_flight.add(queue_offset, size)

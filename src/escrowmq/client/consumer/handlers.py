@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
-import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from escrowmq.client.callbacks import run_callback
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import LocalProtocolError
@@ -43,7 +42,8 @@ class HandlerRegistry:
     async def call(self, message: ReceivedMessage) -> None:
         """Run the handler of a message and wait for it; with telemetry, in a span.
 
-        Raises what the handler raises, and LocalProtocolError if there is no handler.
+        Raises what the handler raises, CallbackFailed if that is no Exception, and
+        LocalProtocolError if there is no handler.
         """
         if self._telemetry is None:
             await self._call(message)
@@ -53,18 +53,13 @@ class HandlerRegistry:
 
     async def _call(self, message: ReceivedMessage) -> None:
         handler = self._find(message)
-        if inspect.iscoroutinefunction(handler):
-            await handler(message)
-            return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
                 self._concurrency, thread_name_prefix="escrowmq-handler"
             )
-        # The thread gets the context of this task, so that spans and context variables are seen.
-        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-        result = await loop.run_in_executor(self._threads, context.run, handler, message)
-        if inspect.isawaitable(result):  # a callable object, or a partial of a coroutine function
-            await result
+        # A thread gets the context of this task, so that spans and context variables are seen.
+        context = contextvars.copy_context()
+        await run_callback(handler, message, executor=self._threads, context=context)
 
     def close(self) -> None:
         """Start no more threads. Handlers that run are not waited for."""

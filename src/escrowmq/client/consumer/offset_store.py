@@ -125,7 +125,7 @@ class FileOffsetStore:
             for row in json.loads(self._path.read_text())["offsets"]:
                 queue = MessageQueue(row["topic"], row["broker"], int(row["queue_id"]))
                 self._offsets[queue] = int(row["offset"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             self._lock.close()
             raise ConfigError(
                 f"{self._path} is not a file of offsets ({error!r}); remove it to start again, or "

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final
 
 from escrowmq.client.access import Access
+from escrowmq.client.callbacks import keep_running
 from escrowmq.client.consumer.broker_requests import BrokerRequests
 from escrowmq.client.consumer.fetcher import ConsumerLimits, Delivery, QueueFetcher
 from escrowmq.client.consumer.offset_store import ConsumeFrom, SupportsTimestamp
@@ -290,7 +291,9 @@ class PullConsumer:
         """
         queues = await self.queues(topic)
         if self._heartbeat_task is None:
-            self._heartbeat_task = asyncio.create_task(self._heartbeat.run())
+            self._heartbeat_task = asyncio.create_task(
+                keep_running("heartbeat", self._heartbeat.run)
+            )
         self._topics.add(self._namespace.wrap(topic))
         masters = self._heartbeat.routes.master_addresses
         addresses = sorted({masters[queue.broker] for queue in queues})

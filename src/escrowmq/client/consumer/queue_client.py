@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ClientConnection
 from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage, to_received_message
-from escrowmq.errors import BrokenBody, CorruptRecord, RequestRefused
+from escrowmq.errors import BrokenBody, BrokenResponse, CorruptRecord, RequestRefused
 from escrowmq.message import names
 from escrowmq.message.filter import FilterExpression
 from escrowmq.message.names import (
@@ -20,7 +20,7 @@ from escrowmq.message.names import (
     retry_topic,
 )
 from escrowmq.message.properties import encode_properties
-from escrowmq.message.record import LogOffset, decode_record
+from escrowmq.message.record import RECORD_BYTES_MIN, LogOffset, decode_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
     ConsumerSendMessageBack,
@@ -42,6 +42,9 @@ DEFAULT_MAX_RECONSUME_TIMES: Final = 16
 FIRST_RETRY_DELAY_LEVEL: Final = 3
 DEAD_LETTER_DELAY_LEVEL: Final = -1  # sends a message to the dead letters at once
 _LOG_OFFSET_INDEX: Final = 28  # of the log offset in a stored record
+PULL_BYTES_MAX: Final = 64 << 20  # of the decompressed bodies of one pull, apart from the last
+# Messages may be stored while a broker reads, so a pull may continue behind the end it reports.
+_OFFSET_MARGIN: Final = 1 << 20
 _EMPTY_PULL_CODES: Final = frozenset(
     (
         ResponseCode.PULL_NOT_FOUND,
@@ -85,12 +88,42 @@ class QueueClient:
         version: int = 0,
         max_messages: int = 32,
         hold_s: float = 0.0,
+        free_bytes: Callable[[], int] = lambda: PULL_BYTES_MAX,
     ) -> PullResult:
         """Pull messages from a queue offset on.
 
         If there are none, the broker holds the request for up to `hold_s` seconds. `version` is
         that of the subscription in the consumer's heartbeat.
+
+        `free_bytes` is called when the response has arrived. When the bodies of the messages,
+        decompressed, have as many bytes, the others are left out, and `next_offset` is that of the
+        first of them. There may be no message at all.
+
+        Raises BrokenResponse if the response cannot be true.
         """
+        result = await self._pull(
+            queue, offset, expression, version, max_messages, hold_s, free_bytes
+        )
+        if result is None and max_messages > 1:
+            # The response begins with bytes that are no record. Only the first message is affected
+            # for certain, so pull it alone.
+            result = await self._pull(queue, offset, expression, version, 1, hold_s, free_bytes)
+        if result is None:
+            log.error("skipped unreadable message queue=%s offset=%d", queue, offset)
+            return PullResult([], offset + 1, 0, 0)
+        return result
+
+    async def _pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        expression: FilterExpression,
+        version: int,
+        max_messages: int,
+        hold_s: float,
+        free_bytes: Callable[[], int],
+    ) -> PullResult | None:
+        """Pull once. Return None if the response does not begin with a record."""
         fields = PullMessage(
             consumer_group=self.group,
             topic=queue.topic,
@@ -109,20 +142,28 @@ class QueueClient:
         )
         if reply.code and reply.code not in _EMPTY_PULL_CODES:
             raise RequestRefused(reply.code, reply.remark)
-        messages = []
-        if reply.code == ResponseCode.SUCCESS:
-            messages = [
-                self.with_original_topic(message)
-                for message in decode_messages(reply.body, queue.broker)
-                if expression.matches_tag(message.tags)
-            ]
-        response_fields = reply.ext_fields
-        return PullResult(
-            messages,
-            int(response_fields.get("nextBeginOffset", offset)),
-            int(response_fields.get("minOffset", 0)),
-            int(response_fields.get("maxOffset", 0)),
+        next_offset = reply.int_field("nextBeginOffset", offset)
+        min_offset, max_offset = reply.int_field("minOffset", 0), reply.int_field("maxOffset", 0)
+        if next_offset > max(offset, max_offset) + _OFFSET_MARGIN:
+            raise BrokenResponse(
+                f"{queue}: a pull at {offset} continues at {next_offset}, but the queue ends at "
+                f"{max_offset}"
+            )
+        if reply.code != ResponseCode.SUCCESS:
+            return PullResult([], next_offset, min_offset, max_offset)
+        decoded = decode_messages(
+            reply.body, queue.broker, offsets=range(offset, next_offset), bytes_max=free_bytes()
         )
+        if decoded.stopped_at is not None:
+            if decoded.stopped_at == offset and not decoded.is_full:
+                return None
+            next_offset = decoded.stopped_at
+        messages = [
+            self.with_original_topic(message)
+            for message in decoded.messages
+            if expression.matches_tag(message.tags)
+        ]
+        return PullResult(messages, next_offset, min_offset, max_offset)
 
     def with_original_topic(self, message: ReceivedMessage) -> ReceivedMessage:
         """Return the message with the topic it was sent to, without retry topic and namespace."""
@@ -227,7 +268,7 @@ class QueueClient:
             return None
         if reply.code:
             raise RequestRefused(reply.code, reply.remark)
-        offset = int(reply.ext_fields["offset"])
+        offset = reply.int_field("offset", minimum=-1)
         return offset if offset >= 0 else None
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
@@ -259,29 +300,56 @@ class QueueClient:
     async def _call_for_offset(self, code: RequestCode, queue: MessageQueue, fields: Any) -> int:
         connection = await self._connect(queue)
         reply = await connection.call_checked(code, fields, timeout_s=RESPONSE_TIMEOUT_S)
-        return int(reply.ext_fields["offset"])
+        return reply.int_field("offset")
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:
     return QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
 
 
-def decode_messages(body: Body, broker: str) -> list[ReceivedMessage]:
+class DecodedMessages(NamedTuple):
+    """The messages in the body of a pull response."""
+
+    messages: list[ReceivedMessage]
+    # The queue offset of the first message that was not decoded; None if all were.
+    stopped_at: int | None = None
+    is_full: bool = False  # the others were left out because of the limit of bytes
+
+
+def decode_messages(
+    body: Body, broker: str, *, offsets: range, bytes_max: int = PULL_BYTES_MAX
+) -> DecodedMessages:
     """Decode the records in the body of a pull response.
 
-    A record that cannot be read is logged and skipped, so that it does not block its queue.
+    A record that cannot be read is logged and skipped, so that it does not block its queue; so is
+    one whose queue offset is not among `offsets` or not behind the one before it. If its size is
+    impossible too, the records behind it cannot be found, and decoding stops. It also stops when
+    the bodies have `bytes_max` bytes, so that a few compressed ones cannot fill the memory.
     """
-    messages = []
-    view, position = memoryview(body), 0
+    messages: list[ReceivedMessage] = []
+    view, position, body_bytes = memoryview(body), 0, 0
+    next_offset = offsets.start
     while position < len(view):
+        if body_bytes >= bytes_max:
+            return DecodedMessages(messages, next_offset, is_full=True)
         size = int.from_bytes(view[position : position + 4], "big")
+        if not RECORD_BYTES_MIN <= size <= len(view) - position:
+            log.error("unreadable response broker=%s: a record of %d bytes", broker, size)
+            return DecodedMessages(messages, next_offset)
         index = position + _LOG_OFFSET_INDEX
         log_offset = LogOffset(int.from_bytes(view[index : index + 8], "big"))
         try:
-            messages.append(to_received_message(decode_record(view, position, log_offset), broker))
+            record = decode_record(view, position, log_offset)
+            if not next_offset <= record.queue_offset < offsets.stop:
+                raise CorruptRecord(
+                    log_offset, f"its queue offset {record.queue_offset} was not asked for"
+                )
+            next_offset = record.queue_offset + 1
+            message = to_received_message(record, broker)
         except (CorruptRecord, BrokenBody) as error:
             log.error("skipped unreadable message broker=%s: %s", broker, error)
-            if size <= 0:
-                break
+        else:
+            body_bytes += len(message.body)
+            messages.append(message)
         position += size
-    return messages
+    return DecodedMessages(messages)

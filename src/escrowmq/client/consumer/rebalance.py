@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from escrowmq.client.access import Access
+from escrowmq.client.callbacks import keep_running
 from escrowmq.client.connection import RequestCallback
 from escrowmq.client.consumer.fetcher import (
     ConsumerLimits,
@@ -291,12 +292,12 @@ class Rebalancer:
         except BaseException:
             await self.close()
             raise
-        loops = [self._rebalance_loop(), self.heartbeat.run()]
+        loops = {"rebalance": self._rebalance_loop, "heartbeat": self.heartbeat.run}
         if self.settings.auto_commit:
-            loops.append(self._commit_loop())
+            loops["commit"] = self._commit_loop
         if self.settings.orderly:
-            loops.append(self._lock_loop())
-        self._tasks = [asyncio.create_task(loop) for loop in loops]
+            loops["lock"] = self._lock_loop
+        self._tasks = [asyncio.create_task(keep_running(*loop)) for loop in loops.items()]
 
     async def stop(self) -> None:
         """Stop pulling and delivering. Delivered messages can still be marked done."""
@@ -511,7 +512,11 @@ class Rebalancer:
             async with self._rebalance_lock:
                 await self._lock(set(self.fetchers))
                 expired_s = self._clock.elapsed_s() - LOCK_TIMEOUT_S
-                lost = [q for q in self.fetchers if self._lock_confirmed_s[q] <= expired_s]
+                lost = [
+                    queue
+                    for queue in self.fetchers
+                    if self._lock_confirmed_s.get(queue, float("-inf")) <= expired_s
+                ]
                 for queue in lost:
                     log.warning("lock lost queue=%s", queue)
                     await self._release(queue)

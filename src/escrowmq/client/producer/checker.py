@@ -6,13 +6,13 @@ functions in threads, or in an executor of the user's own. At most `concurrency`
 time, and at most `request_hold_max` wait.
 
 Every check is answered. The verdict is UNKNOWN if too many checks wait, if there is no checker,
-or if it raises; the cause is logged and sent to the broker as a remark. The broker checks again.
+or if it raises anything; the cause is logged and sent to the broker as a remark. The broker checks
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -20,10 +20,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from escrowmq.client.callbacks import describe, run_callback, shorten
 from escrowmq.client.connection import ClientConnection
-from escrowmq.client.messages import Namespace, ReceivedMessage, to_received_message
+from escrowmq.client.messages import (
+    BODY_BYTES_MAX,
+    Namespace,
+    ReceivedMessage,
+    to_received_message,
+)
 from escrowmq.client.telemetry import Telemetry
-from escrowmq.errors import BrokenBody, CorruptRecord, TransportError
+from escrowmq.errors import BrokenBody, CorruptRecord, EscrowError
 from escrowmq.message.record import LogOffset, decode_record
 from escrowmq.message.transaction import Verdict
 from escrowmq.remoting.codes import RequestCode
@@ -34,6 +40,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CONCURRENCY: Final = 16
 CHECK_REQUEST_HOLD_MAX: Final = 2_000  # RocketMQ's checkRequestHoldMax
+CHECK_BYTES_MAX: Final = 256 << 20  # of the messages of all checks that wait or run
 CLOSE_TIMEOUT_S: Final = 3.0  # how long close() waits for running checkers
 ALL_TOPICS: Final = "*"
 
@@ -87,6 +94,7 @@ class CheckerRegistry:
         self._slots = asyncio.Semaphore(concurrency)
         self._threads: ThreadPoolExecutor | None = None  # if the user gave no executor
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held_bytes = 0  # of the messages of all tasks
         self.counts = CheckResultCounts()
 
     def register(self, checker: Checker, *, topic: str = "", tag: str = "", name: str = "") -> None:
@@ -112,9 +120,12 @@ class CheckerRegistry:
         """Start to answer a check."""
         self.counts.received += 1
         fields = request.head.fields
-        if len(self._tasks) >= self._concurrency + self._request_hold_max:
+        if (
+            len(self._tasks) >= self._concurrency + self._request_hold_max
+            or self._held_bytes + len(request.body) > CHECK_BYTES_MAX
+        ):
             self.counts.overflowed += 1
-            waiting = len(self._tasks) - self._concurrency
+            waiting = max(0, len(self._tasks) - self._concurrency)
             log.error("%d checks are waiting, answering UNKNOWN to another one", waiting)
             remark = f"{waiting} checks are waiting in this producer"
             self._send_verdict(connection, fields, Verdict.UNKNOWN, fields.msg_id or "", remark)
@@ -122,7 +133,8 @@ class CheckerRegistry:
         body = bytes(request.body)  # a copy: a view would keep the received chunk alive
         task = asyncio.ensure_future(self._handle_check(connection, fields, body))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._held_bytes += len(body)
+        task.add_done_callback(lambda task: self._check_done(task, len(body)))
 
     async def close(self) -> None:
         """Wait up to CLOSE_TIMEOUT_S for checks in progress, and cancel the others."""
@@ -133,24 +145,44 @@ class CheckerRegistry:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _check_done(self, task: asyncio.Task[None], body_bytes: int) -> None:
+        self._tasks.discard(task)
+        self._held_bytes -= body_bytes
+
     async def _handle_check(
         self, connection: ClientConnection, fields: CheckTransactionState, body: bytes
     ) -> None:
-        try:
-            log_offset = LogOffset(fields.commit_log_offset)
-            message = to_received_message(
-                decode_record(body, 0, log_offset), broker=fields.broker_name or ""
-            )
-        except (CorruptRecord, BrokenBody) as error:
-            self.counts.unreadable += 1
-            log.error("unreadable check, answering UNKNOWN: %s", error)
-            self._send_verdict(connection, fields, Verdict.UNKNOWN, fields.msg_id or "", str(error))
-            return
+        message_id = fields.msg_id or ""
+        async with self._slots:
+            message: ReceivedMessage | None = None
+            try:
+                message = self._decode(fields, body)
+                message_id = message.message_id
+                verdict, remark = await self._run_checker(message)
+            except (CorruptRecord, BrokenBody) as error:
+                self.counts.unreadable += 1
+                log.error("unreadable check, answering UNKNOWN: %s", error)
+                verdict, remark = Verdict.UNKNOWN, str(error)
+            except Exception as error:
+                self.counts.failed += 1
+                log.exception("check failed, answering UNKNOWN id=%s", message_id)
+                verdict, remark = Verdict.UNKNOWN, describe(error)
+            finally:
+                if message is not None:
+                    self._held_bytes -= len(message.body)
+        self._send_verdict(connection, fields, verdict, message_id, remark)
+
+    def _decode(self, fields: CheckTransactionState, body: bytes) -> ReceivedMessage:
+        """Return the message of a check. A compressed one may be as long as the limit allows."""
+        message = to_received_message(
+            decode_record(body, 0, LogOffset(fields.commit_log_offset)),
+            broker=fields.broker_name or "",
+            body_bytes_max=max(0, min(BODY_BYTES_MAX, CHECK_BYTES_MAX - self._held_bytes)),
+        )
+        self._held_bytes += len(message.body)
         if self._namespace.name:
             message = replace(message, topic=self._namespace.unwrap(message.topic))
-        async with self._slots:
-            verdict, remark = await self._run_checker(message)
-        self._send_verdict(connection, fields, verdict, message.message_id, remark)
+        return message
 
     async def _run_checker(self, message: ReceivedMessage) -> tuple[Verdict, str]:
         """Return the verdict, and the reason if it is UNKNOWN."""
@@ -172,7 +204,7 @@ class CheckerRegistry:
         except Exception as error:
             self.counts.failed += 1
             log.exception("checker failed transaction=%s", message.transaction_id)
-            return Verdict.UNKNOWN, f"checker failed: {error!r}"
+            return Verdict.UNKNOWN, f"checker failed: {describe(error)}"
         if verdict is not Verdict.COMMIT:
             log.warning(
                 "check answered with %s id=%s transaction=%s topic=%s",
@@ -192,11 +224,8 @@ class CheckerRegistry:
         return None
 
     async def _call(self, checker: Checker, message: ReceivedMessage) -> Any:
-        if inspect.iscoroutinefunction(checker):
-            return await checker(message)
         executor = self._executor if self._executor is not None else self._own_threads()
-        result = await asyncio.get_running_loop().run_in_executor(executor, checker, message)
-        return await result if inspect.isawaitable(result) else result
+        return await run_callback(checker, message, executor=executor)
 
     def _own_threads(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -228,8 +257,8 @@ class CheckerRegistry:
             transaction_id=fields.transaction_id,
         )
         try:
-            connection.send_oneway(RequestCode.END_TRANSACTION, end, remark=remark)
-        except TransportError as error:
+            connection.send_oneway(RequestCode.END_TRANSACTION, end, remark=shorten(remark))
+        except EscrowError as error:
             log.warning("verdict not sent, the broker will check again: %s", error)
 
 

@@ -49,7 +49,7 @@ from escrowmq.client.producer.sender import (
     split_batch,
     split_result,
 )
-from escrowmq.client.producer.transaction import Transaction, TransactionEnder
+from escrowmq.client.producer.transaction import Transaction, TransactionEnder, check_half
 from escrowmq.client.routes import Routes
 from escrowmq.client.telemetry import Span, Telemetry
 from escrowmq.clock import Clock, SystemClock
@@ -405,7 +405,10 @@ class Producer:
     async def _park(
         self, message: Message, extra_properties: dict[str, str], parent: Span | None = None
     ) -> SendResult:
-        """Send a message as a half message, which no consumer reads."""
+        """Send a message as a half message, which no consumer reads.
+
+        Raises BrokenResponse if the broker does not say where it is: it could not be ended.
+        """
         properties = {
             **self._base_properties,
             names.TRANSACTIONAL: "true",
@@ -413,13 +416,15 @@ class Producer:
             **extra_properties,
         }
         with_delay = not message.is_delayed or await self._can_delay_halves(message.topic)
-        return await self._send(
+        result = await self._send(
             message,
             properties,
             sys_flag=TRANSACTION_PREPARED,
             with_delay=with_delay,
             parent=parent,
         )
+        check_half(result)
+        return result
 
     async def _can_delay_halves(self, topic: str) -> bool:
         """Return whether all brokers of a topic support a delay in a transaction.

@@ -82,20 +82,22 @@ class PendingReplies:
     def on_reply(self, connection: ClientConnection, request: Request[PushReplyMessage]) -> None:
         """Handle a reply that a broker pushes."""
         connection.write(encode_success(request))
+        fields = request.head.fields
+        properties = decode_properties(fields.properties.encode("utf-8", "replace"))
+        # Only a reply that somebody waits for is decompressed.
+        reply = self._pending.get(properties.get(CORRELATION_ID, ""))
+        if reply is None or reply.done():
+            log.info("ignored late reply id=%.100r", properties.get(names.UNIQUE_KEY, ""))
+            return
         try:
-            message = _parse_reply(request.head.fields, bytes(request.body))
+            reply.set_result(_parse_reply(fields, properties, bytes(request.body)))
         except RemoteProtocolError as error:
             log.warning("ignored unreadable reply address=%s: %s", connection.address, error)
-            return
-        reply = self._pending.get(message.properties.get(CORRELATION_ID, ""))
-        if reply is None or reply.done():
-            log.info("ignored late reply id=%s", message.message_id)
-            return
-        reply.set_result(message)
 
 
-def _parse_reply(fields: PushReplyMessage, body: bytes) -> ReceivedMessage:
-    properties = decode_properties(fields.properties.encode())
+def _parse_reply(
+    fields: PushReplyMessage, properties: Mapping[str, str], body: bytes
+) -> ReceivedMessage:
     return ReceivedMessage(
         topic=fields.topic,
         body=decompress_body(body, fields.sys_flag, body_bytes_max=BODY_BYTES_MAX),

@@ -43,7 +43,7 @@ from escrowmq.message.names import (
     topic_name_error,
 )
 from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.connection import Reply
+from escrowmq.remoting.connection import Reply, parse_int_field
 from escrowmq.remoting.requests import Body
 
 log = logging.getLogger(__name__)
@@ -378,18 +378,22 @@ def send_fields(
 
 
 def parse_send_result(reply: Reply, queue: MessageQueue, message_id: str) -> SendResult:
-    """Return the result of a send. Raises RequestRefused if the message was not stored."""
+    """Return the result of a send.
+
+    Raises RequestRefused if the message was not stored, and BrokenResponse if it may be stored but
+    the response does not say where.
+    """
     status = _STATUSES.get(reply.code)
     if status is None:
         raise RequestRefused(reply.code, reply.remark or f"code {reply.code}")
     fields = reply.ext_fields
-    queue_id = int(fields.get("queueId", queue.queue_id))
+    queue_id = parse_int_field(fields, "queueId", queue.queue_id)
     return SendResult(
         status,
         message_id,
         fields.get("msgId", ""),
         queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
-        int(fields.get("queueOffset", -1)),
+        parse_int_field(fields, "queueOffset", -1),
         fields.get("transactionId", ""),
     )
 

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
+from escrowmq.client.callbacks import describe, shorten
 from escrowmq.client.connection import ClientConnection
 from escrowmq.client.messages import Message, MessageQueue, Namespace, SendResult, SendStatus
 from escrowmq.client.telemetry import Span
 from escrowmq.errors import (
+    BrokenResponse,
     EscrowError,
     HalfNotDurable,
     OutcomeUnknown,
+    RemoteProtocolError,
     RequestRefused,
     Rollback,
     TransactionConflict,
@@ -31,8 +34,6 @@ from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.headers import EndTransaction, EndTransactions
 
 log = logging.getLogger(__name__)
-
-_REMARK_LENGTH_MAX: Final = 500
 
 END_ATTEMPTS: Final = 4
 RETRY_PAUSE_S: Final = 0.2  # after the first attempt; doubled each time
@@ -189,9 +190,20 @@ class Transaction:
 
 def describe_error(error: BaseException) -> str:
     """Return the remark that tells the broker's operators why a transaction was rolled back."""
-    text = str(error) if isinstance(error, Rollback) else repr(error)
-    # A request must be valid UTF-8, and its header short, whatever the error says.
-    return text[:_REMARK_LENGTH_MAX].encode("utf-8", "replace").decode()
+    return shorten(str(error)) if isinstance(error, Rollback) else describe(error)
+
+
+def check_half(half: SendResult) -> None:
+    """Raise BrokenResponse if the broker did not say where a half message is: it cannot be ended.
+
+    It is better to fail now than after the local work is done. The broker checks the half.
+    """
+    try:
+        _, log_offset = decode_offset_id(half.offset_id)
+    except RemoteProtocolError as error:
+        raise BrokenResponse(f"the response to a half message: {error}") from error
+    if log_offset < 0 or half.queue_offset < 0:
+        raise BrokenResponse("the response to a half message has impossible offsets")
 
 
 # --- end requests --------------------------------------------------------------------------------

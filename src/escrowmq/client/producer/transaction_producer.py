@@ -7,14 +7,15 @@
                          Rollback
     SEND_OK              returns None, raises, or returns   stays open for a check; the exception
                          something that is no verdict       is sent as the remark
+    SEND_OK              raises SystemExit or the like      the same; the error of the result is
+                                                            CallbackFailed
     another status       is not called                      is rolled back
     error                is not called                      the error is raised
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
+import contextvars
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
@@ -22,6 +23,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from escrowmq.client.callbacks import describe, run_callback
 from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from escrowmq.client.producer.checker import ALL_TOPICS, to_verdict
 from escrowmq.client.producer.producer import Producer
@@ -68,7 +70,7 @@ class TransactionSendResult:
     transaction_id: str
     local_state: Verdict  # of the local transaction
     outcome: TransactionOutcome
-    error: Exception | None = None  # raised by the local transaction
+    error: BaseException | None = None  # raised by the local transaction
 
 
 class ParkedHalf(NamedTuple):
@@ -122,12 +124,8 @@ class TransactionProducer(Producer):
         failure: Exception | None = None
         try:
             execute = self.listener.execute_local_transaction
-            if inspect.iscoroutinefunction(execute):
-                result: Any = await execute(local_message, arg)
-            else:
-                result = await asyncio.to_thread(execute, local_message, arg)
-                result = await result if inspect.isawaitable(result) else result
-            verdict = to_verdict(result)
+            context = contextvars.copy_context()
+            verdict = to_verdict(await run_callback(execute, local_message, arg, context=context))
         except Rollback:
             verdict = Verdict.ROLLBACK
         except Exception as error:
@@ -145,13 +143,13 @@ class TransactionProducer(Producer):
             raise
 
     async def _finish(
-        self, parked_half: ParkedHalf, verdict: Verdict, error: Exception | None = None
+        self, parked_half: ParkedHalf, verdict: Verdict, error: BaseException | None = None
     ) -> TransactionSendResult:
         """End the transaction: the last step of `send_in_transaction`."""
         half, remark = parked_half.half, ""
         if error is not None:
             log.error("local transaction failed id=%s", half.message_id, exc_info=error)
-            remark = f"local transaction failed: {error!r}"
+            remark = f"local transaction failed: {describe(error)}"
         elif half.status is not SendStatus.SEND_OK:
             log.warning(
                 "half message stored with %s, rolling back id=%s topic=%s",

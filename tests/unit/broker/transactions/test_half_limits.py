@@ -235,7 +235,7 @@ def test_a_check_that_fails_sets_one_half_aside_and_others_are_checked(
     bench = bench_with_broken_half
     bench.tick(after_ms=ESCROW.immunity_ms)
     assert {key for key, _ in sent_checks(bench.channel)} == {"first", "last"}
-    half = bench.coordinator.halves.find_by_key(b"broken")
+    half = bench.coordinator.halves.find_by_key("p", "T", b"broken")
     assert half is not None
     assert half.reason == "set aside: its check failed: planted"
     assert bench.coordinator.counters.set_aside_halves == 1
@@ -252,7 +252,7 @@ def test_a_half_that_was_set_aside_can_be_resumed_and_decided(
     bench = bench_with_broken_half
     bench.tick(after_ms=ESCROW.immunity_ms)
     sent_checks(bench.channel)
-    half = bench.coordinator.halves.find_by_key(b"broken")
+    half = bench.coordinator.halves.find_by_key("p", "T", b"broken")
     assert half is not None
     position = HalfPosition(half.queue_offset, half.log_offset)
     assert bench.state(position) == "open"
