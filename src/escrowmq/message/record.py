@@ -99,8 +99,8 @@ TOPIC_BYTES_MAX: Final = 255
 PROPERTIES_BYTES_MAX: Final = 32_767
 RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, no body, no properties
 
-_CRC_PROPERTY_NAME: Final = RECORD_CRC.encode() + b"\x01"
-CRC_PROPERTY_BYTES: Final = len(_CRC_PROPERTY_NAME) + 10 + 1
+CRC_PROPERTY_NAME: Final = RECORD_CRC.encode() + b"\x01"
+CRC_PROPERTY_BYTES: Final = len(CRC_PROPERTY_NAME) + 10 + 1
 CRC_PROPERTY_BYTES_MAX: Final = CRC_PROPERTY_BYTES + 1  # with a separator before it, if needed
 _PROPERTIES_LENGTH = struct.Struct(">h")
 pack_properties_length = _PROPERTIES_LENGTH.pack
@@ -256,7 +256,7 @@ def encode_record_pieces(
     magic, topic = encode_topic(record.topic)
     body, properties, sys_flag = record.body, record.properties, record.sys_flag & ~_HOST_BITS
     born_host, body_bytes = record.born_host, len(body)
-    if _CRC_PROPERTY_NAME in properties:
+    if CRC_PROPERTY_NAME in properties:
         properties = without_crc_property(properties)
     properties_bytes = len(properties)
     if append_crc:
@@ -297,20 +297,20 @@ def encode_record_pieces(
 
 def encode_crc_property(crc: int) -> bytes:
     """Return the record CRC as the last property of a record: the least significant digit first."""
-    return b"%b%b\x02" % (_CRC_PROPERTY_NAME, (b"%010d" % (crc & CRC_MASK))[::-1])
+    return b"%b%b\x02" % (CRC_PROPERTY_NAME, (b"%010d" % (crc & CRC_MASK))[::-1])
 
 
 def encode_crc_properties(crcs: list[int]) -> list[bytes]:
     """Return the same for many records. One format of all digits takes a third of the time."""
     digits = b"%010d" * len(crcs) % tuple([crc & CRC_MASK for crc in reversed(crcs)])
     digits = digits[::-1]
-    name = _CRC_PROPERTY_NAME
+    name = CRC_PROPERTY_NAME
     return [b"%b%b\x02" % (name, digits[begin : begin + 10]) for begin in range(0, len(digits), 10)]
 
 
 def has_crc_property(properties: bytes) -> bool:
     """Return whether a sender has set the property that only the broker may set."""
-    return _CRC_PROPERTY_NAME in properties
+    return CRC_PROPERTY_NAME in properties
 
 
 def without_crc_property(properties: bytes) -> bytes:
@@ -320,13 +320,13 @@ def without_crc_property(properties: bytes) -> bytes:
     make this one look damaged.
     """
     items = properties.split(b"\x02")
-    return b"".join(item + b"\x02" for item in items if item and _CRC_PROPERTY_NAME not in item)
+    return b"".join(item + b"\x02" for item in items if item and CRC_PROPERTY_NAME not in item)
 
 
 def encoded_size(record: NewRecord, *, store_host: bytes, append_crc: bool = False) -> int:
     """Return the size that `encode_record` would produce, without encoding."""
     properties = record.properties
-    if _CRC_PROPERTY_NAME in properties:
+    if CRC_PROPERTY_NAME in properties:
         properties = without_crc_property(properties)
     size = _HEAD_V4_BYTES - 16 + len(record.born_host) + len(store_host)
     size += len(record.body) + len(encode_topic(record.topic)[1]) + 2 + len(properties)
@@ -419,7 +419,7 @@ def _check_properties(
     if 0 in properties:
         raise CorruptRecord(log_offset, "the properties contain a zero byte")
     crc_property = properties[-CRC_PROPERTY_BYTES:]
-    has_name, digits = crc_property.startswith(_CRC_PROPERTY_NAME), crc_property[-11:-1]
+    has_name, digits = crc_property.startswith(CRC_PROPERTY_NAME), crc_property[-11:-1]
     if not has_name and not digits.isdigit():
         return properties  # a record without a record CRC
     expected = encode_crc_property(crc32(data[begin : end - CRC_PROPERTY_BYTES]))
