@@ -43,8 +43,8 @@ demo: $(READY) java  ## Bob pays Smith while processes are killed; Spark proves 
 sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
 	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation tests/e2e/broker/test_crowds.py tests/e2e/sql/test_crashes.py tests/e2e/pipeline/test_reconcile.py
 
-chaos: $(READY)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…)
-	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
+chaos: $(READY)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both)
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(FLUSH),--flush $(FLUSH))
 
 spark-crash: $(READY) java  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…)
 	$(BIN)/python -m tests.spark_crash --runs $(or $(RUNS),45) --seed $(or $(SEED),1)

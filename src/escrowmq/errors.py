@@ -26,6 +26,7 @@ EscrowError
     StoreFull                the disk is full; nothing was stored
     StoreUnavailable         files or memory are short for the moment; nothing was stored
     StoreFailed              a write or flush failed; restart, so that recovery finds the truth
+    ReadFailed               bytes of a file cannot be read: a bad sector, or the file was cut short
     FlushTimeout             stored, but not flushed in time; it may become durable later
     StoreLocked              another process uses the directory
     StoreDamaged             the directory cannot be opened as it is
@@ -45,6 +46,7 @@ EscrowError
   TableFull                a table has reached its limit; nothing was changed
   TooManyOpenTransactions  the limit of open transactions is reached
   TransactionNotFound      there is no such half, or it belongs to another producer group
+  AmbiguousTransaction     several transactions have this id
   TransactionConflict      the transaction was decided before, with the other verdict
   TransactionMessageFailed a message could not be sent, so the database transaction is rolled back
   SessionEndedInBlock      the block ended its own database transaction
@@ -233,6 +235,13 @@ class StoreFailed(StoreError):
     may_have_happened = True
 
 
+class ReadFailed(StoreError):
+    """Bytes of a file cannot be read: a bad sector, or the file was cut short.
+
+    Only this read has failed. Other files, and other parts of this file, are not affected.
+    """
+
+
 class FlushTimeout(StoreError):
     """Records are stored but were not flushed in time. They may become durable later."""
 
@@ -370,8 +379,8 @@ class TransactionMessageFailed(EscrowError):
 class SessionEndedInBlock(EscrowError):
     """The block committed or rolled back its own database transaction.
 
-    Leave the block instead. The marker shows what the database did, and check-back decides the
-    messages accordingly.
+    Leave the block instead. The marker shows what the database did, and the messages follow it.
+    Look at the database before you repeat the work.
     """
 
     may_have_happened = True

@@ -18,7 +18,7 @@
 103 The offsets of two consumers are the cursors. Here a table counts, the cursors are maintained.
     unit/escrow/test_cursors.py test_reading_from_the_cursors_finds_exactly_the_open_halves
 104 An invalid cursor skips the queue. Here only the cursors of a RocketMQ broker are read.
-    unit/escrow/test_recovery.py test_halves_before_the_cursor_of_rocketmq_are_decided
+    unit/escrow/test_recovery.py test_halves_before_the_cursor_of_rocketmq_are_open_without_a_proof
 105 fillOpRemoveMap reads 32 ops at a time. Here all ops are read once, at the start.
     unit/escrow/test_recovery.py test_halves_and_ops_of_rocketmq_are_read
 106 An op cursor that is not valid any more moves on.

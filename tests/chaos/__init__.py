@@ -1,6 +1,7 @@
 """Inject faults into real processes and account for every message.
 
     python -m tests.chaos --minutes 1 --seed 7
+    python -m tests.chaos --kills 200 --flush both
 
 Read in this order:
   1. ledger.py   what the broker promised for each message, and the checks at the end

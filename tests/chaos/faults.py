@@ -138,6 +138,15 @@ class Faults:
             self.counts[name] += 1
             await self._pause(*PAUSE_S)
 
+    async def kill_repeatedly(self, count: int) -> None:
+        """Kill the broker `count` times, each time a moment after it is ready."""
+        for number in range(1, count + 1):
+            if number % 10 == 0:
+                print_progress(f"           kill {number} of {count}")
+            await self._pause(*PAUSE_S)
+            await self._kill()
+            self.counts["kill"] += 1
+
     async def _pause(self, min_s: float, max_s: float) -> None:
         """Sleep for a random time: it is part of the load, not a wait for a condition."""
         await asyncio.sleep(self._generator.uniform(min_s, max_s))

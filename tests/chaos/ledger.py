@@ -4,8 +4,11 @@ A body names its message: `plain/raw2/17` is message 17 of the plain sender raw2
 that the broker responded with success. The promises:
 
   plain, one attempt     Acknowledged: stored once. Refused: not stored. Otherwise at most once.
+  delayed, timer         The same, in its topic and not where it waits.
+  forged                 The same: whatever a client claims, it is a message like any other.
   plain, with retries    Acknowledged: stored. Duplicates have the same unique key.
   transactional          Committed: stored once. Rolled back: never stored.
+  sent back              Acknowledged: once in the retry topic, however often it was sent back.
   order                  A message is stored after those acknowledged before it was sent.
   consumer               Receives every stored message at least once; if orderly, in queue order.
 """
@@ -43,6 +46,11 @@ class Ledger:
     )  # by group
     _last_offsets: dict[tuple[str, Queue], int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)  # found during the run
+    retries: dict[bytes, Fate] = field(default_factory=dict)  # of messages that were sent back
+    refused_forgeries: int = 0
+    # Counted by `check`.
+    lost_count: int = 0
+    doubled_count: int = 0
 
     def record(self, body: bytes, fate: Fate) -> None:
         self.fates[body] = fate
@@ -85,28 +93,55 @@ class Ledger:
             if fate in promised and body not in stored_bodies
         ]
 
+    def missing_retries(self, stored: Iterable[bytes]) -> list[bytes]:
+        """Return the bodies that were sent back and are not in the retry topic."""
+        stored_bodies = set(stored)
+        return [
+            body
+            for body, fate in self.retries.items()
+            if fate is Fate.ACKNOWLEDGED and body not in stored_bodies
+        ]
+
     def unread(self, group: str, stored: Iterable[bytes]) -> list[bytes]:
         """Return the stored bodies that a group has not received."""
         return [body for body in stored if body not in self.consumed[group]]
 
     # --- checks at the end -----------------------------------------------------------------------
 
-    def check(self, stored: Mapping[Queue, list[Record]]) -> list[str]:
-        """Return every violation: those found during the run, and those in the queues."""
+    def check(
+        self, stored: Mapping[Queue, list[Record]], retries: Iterable[Record] = ()
+    ) -> list[str]:
+        """Return every violation: those found during the run, and those in the queues.
+
+        `retries`: the messages of the retry topic to which messages were sent back.
+        """
         copies: defaultdict[bytes, list[Record]] = defaultdict(list)
         for records in stored.values():
             for record in records:
                 copies[record.body].append(record)
         violations = [*self.violations]
+        missing = self.missing(copies)
+        self.lost_count = len(missing)
         violations += [
-            f"{body!r} was acknowledged or committed, but is missing"
-            for body in self.missing(copies)
+            f"{body!r} was acknowledged or committed, but is missing" for body in missing
         ]
+        violations += self._retry_violations(Counter(record.body for record in retries))
         for body, records in copies.items():
             violations += self._violations_of(body, records)
         for queue, records in stored.items():
             violations += self._out_of_order(queue, records)
         return violations
+
+    def _retry_violations(self, counts: Counter[bytes]) -> list[str]:
+        missing = self.missing_retries(counts)
+        doubled = [body for body, count in counts.items() if count > 1]
+        self.lost_count += len(missing)
+        self.doubled_count += len(doubled)
+        return [
+            *(f"{body!r} was sent back, but is not in the retry topic" for body in missing),
+            *(f"{body!r} is {counts[body]} times in the retry topic" for body in doubled),
+            *(f"{body!r} was never sent back" for body in counts if body not in self.retries),
+        ]
 
     def _violations_of(self, body: bytes, records: list[Record]) -> list[str]:
         fate = self.fates.get(body)
@@ -118,6 +153,7 @@ class Ledger:
         keys = {record.properties.get("UNIQ_KEY") for record in records}
         is_legal_duplicate = body.startswith(b"plain/client") and len(keys) == 1
         if len(records) > 1 and not is_legal_duplicate:
+            self.doubled_count += 1
             violations.append(f"{body!r} is stored {len(records)} times, under {len(keys)} keys")
         return violations
 
@@ -133,7 +169,8 @@ class Ledger:
             sender, _, number = record.body.rpartition(b"/")
             is_first = record.body not in checked
             checked.add(record.body)
-            if is_first and self.fates.get(record.body) is Fate.ACKNOWLEDGED:
+            is_ordered = sender.startswith((b"plain/", b"failing/"))  # delays change the order
+            if is_first and is_ordered and self.fates.get(record.body) is Fate.ACKNOWLEDGED:
                 if int(number) < last_numbers.get(sender, -1):
                     violations.append(
                         f"{record.body!r} is stored after {last_numbers[sender]} in {queue}"

@@ -14,10 +14,14 @@ from typing import Final
 
 from tests.chaos import actors
 from tests.chaos.actors import (
-    PLAIN,
+    CONSUMED,
+    FAILING,
     QUEUES,
-    TRANSACTIONAL,
+    RETRY_GROUP,
+    RawDelays,
+    RawForger,
     RawReader,
+    RawRetries,
     RawSender,
     RawTransactions,
     RawWorker,
@@ -42,6 +46,7 @@ class Report:
     """The result of a run."""
 
     seed: int
+    flush_mode: str
     seconds: float  # duration of the faults
     ledger: Ledger
     fault_counts: Counter[str]
@@ -53,7 +58,7 @@ class Report:
     def __str__(self) -> str:
         fates = ", ".join(f"{self.ledger.count(fate)} {fate.value}" for fate in Fate)
         lines = [
-            f"seed {self.seed}, {self.seconds:.0f} s of faults",
+            f"seed {self.seed}, {self.flush_mode}, {self.seconds:.0f} s of faults",
             "done: "
             + ", ".join(f"{count} x {name}" for name, count in self.fault_counts.most_common()),
             f"connections reset: {self.reset_count}",
@@ -63,6 +68,16 @@ class Report:
             consumed = self.ledger.consumed[group]
             repeated_count = consumed.total() - len(consumed)
             lines.append(f"{group}: {len(consumed)} messages, {repeated_count} repeated")
+        prefixes = Counter(body.partition(b"/")[0].decode() for body in self.ledger.fates)
+        lines.append(", ".join(f"{count} {prefix}" for prefix, count in sorted(prefixes.items())))
+        lines.append(
+            f"sent back: {len(self.ledger.retries)}, forged requests: "
+            f"{self.ledger.refused_forgeries}"
+        )
+        lines.append(
+            f"kills: {self.fault_counts['kill'] + self.fault_counts['kill on a full disk']}, "
+            f"lost: {self.ledger.lost_count}, doubled: {self.ledger.doubled_count}"
+        )
         lines += [f"skipped: {fault}: {reason}" for fault, reason in self.skipped.items()]
         lines += [f"VIOLATION: {text}" for text in self.violations[:VIOLATIONS_SHOWN]]
         lines.append(
@@ -71,11 +86,12 @@ class Report:
         return "\n".join(lines)
 
 
-def conf(seed: int, metrics_port: int) -> dict[str, object]:
+def conf(flush_mode: str, metrics_port: int) -> dict[str, object]:
     return {
         "brokerIP1": "127.0.0.2",
-        "flushDiskType": "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH",
-        "messageDelayLevel": "1s 1s 1s 1s 1s 1s",
+        "flushDiskType": flush_mode,
+        "messageDelayLevel": "1s 2s 4s 1s 1s 1s",
+        "flushDelayOffsetInterval": 500,
         "transactionTimeOut": 1000,
         "transactionCheckInterval": 1000,
         "transactionCheckMax": 10_000,
@@ -89,16 +105,24 @@ def conf(seed: int, metrics_port: int) -> dict[str, object]:
     }
 
 
-async def run(directory: Path, *, seconds: float, seed: int) -> Report:
-    """Run with faults for `seconds`, and check every message."""
+async def run(
+    directory: Path, *, seconds: float, seed: int, flush_mode: str = "", kills: int = 0
+) -> Report:
+    """Run with faults for `seconds`, or with this number of kills, and check every message.
+
+    `flush_mode`: SYNC_FLUSH or ASYNC_FLUSH; by default the seed chooses one of them.
+    """
+    flush_mode = flush_mode or ("SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH")
     [metrics_port] = free_ports(1)
-    served = Server(directory, conf=conf(seed, metrics_port), wait_s=60)
+    served = Server(directory, conf=conf(flush_mode, metrics_port), wait_s=60)
     ledger = Ledger()
-    with SmallDisk(served.data, mib=192 + int(seconds / 60 * 64)) as disk, served:
+    minutes = seconds / 60 + kills / 10
+    with SmallDisk(served.data, mib=192 + int(minutes * 64)) as disk, served:
         with served.client() as admin:
-            for topic in (PLAIN, TRANSACTIONAL):
+            for topic in (*CONSUMED, FAILING):
                 admin.create_topic(topic, queues=QUEUES)
-            admin.create_group("chaos-raw")
+            for group in ("chaos-raw", RETRY_GROUP):
+                admin.create_group(group)
         port = int(served.address.rpartition(":")[2])
         async with Relay(port) as relay:
             faults = Faults(served, relay, disk, seed)
@@ -108,14 +132,18 @@ async def run(directory: Path, *, seconds: float, seed: int) -> Report:
                     lambda: "" if ledger.is_read_by(GROUPS) else "a group has not read"
                 )
                 start_s = time.monotonic()
-                await faults.inject(seconds)
+                if kills:
+                    await faults.kill_repeatedly(kills)
+                else:
+                    await faults.inject(seconds)
                 fault_seconds = time.monotonic() - start_s
                 stop.set()
                 print_progress("waiting for deliveries")
                 await _wait_for_deliveries(served, f"127.0.0.1:{metrics_port}", ledger)
         stored = await asyncio.to_thread(_stored, served)
-        violations = ledger.check(stored)
-        bodies = {record.body for records in stored.values() for record in records}
+        retries = await asyncio.to_thread(_retries, served)
+        violations = ledger.check(stored, retries)
+        bodies = _consumed_bodies(stored)
         for group in GROUPS:
             violations += [
                 f"{group} never received {body!r}" for body in ledger.unread(group, bodies)
@@ -126,6 +154,7 @@ async def run(directory: Path, *, seconds: float, seed: int) -> Report:
     count = sum(map(len, stored.values()))
     return Report(
         seed,
+        flush_mode,
         fault_seconds,
         ledger,
         faults.counts,
@@ -159,6 +188,9 @@ async def _clients(servers: str, address: str, ledger: Ledger, seed: int) -> Asy
         RawWorker(address, stop, RawSender(ledger, "raw2", 2).step),
         RawWorker(address, stop, RawSender(ledger, "raw3", 3).step),
         RawWorker(address, stop, RawTransactions(ledger, "raw", seed).step),
+        RawWorker(address, stop, RawDelays(ledger, "raw", seed).step),
+        RawWorker(address, stop, RawRetries(ledger, "raw").step),
+        RawWorker(address, stop, RawForger(ledger, "raw", seed).step),
         RawWorker(address, end, RawReader(ledger, "chaos-raw").step),
     ]
     try:
@@ -182,11 +214,19 @@ async def _wait_for_deliveries(served: Server, metrics: str, ledger: Ledger) -> 
     """Wait until no transaction is open and every group has read everything, or a timeout."""
 
     def pending() -> str:
-        if count := scrape(metrics).value("escrowmq_open_transactions"):
+        samples = scrape(metrics)
+        if count := samples.value("escrowmq_open_transactions"):
             return f"{count:.0f} transactions are open"
-        bodies = {record.body for records in _stored(served).values() for record in records}
-        if count := len(ledger.missing(bodies)):
+        if count := samples.value("escrowmq_delayed_messages_waiting"):
+            return f"{count:.0f} delayed messages wait"
+        stored = _stored(served)
+        if count := len(
+            ledger.missing(record.body for queue in stored.values() for record in queue)
+        ):
             return f"{count} messages are missing"
+        if count := len(ledger.missing_retries(record.body for record in _retries(served))):
+            return f"{count} retries are missing"
+        bodies = _consumed_bodies(stored)
         unread = {group: len(ledger.unread(group, bodies)) for group in GROUPS}
         return "" if not any(unread.values()) else f"not read yet: {unread}"
 
@@ -208,6 +248,22 @@ def _stored(served: Server) -> dict[Queue, list[Record]]:
     with Client(served.address, timeout_s=60) as client:
         return {
             (topic, queue_id): client.pull_all(topic, queue_id)
-            for topic in (PLAIN, TRANSACTIONAL)
+            for topic in (*CONSUMED, FAILING)
             for queue_id in range(QUEUES)
         }
+
+
+def _retries(served: Server) -> list[Record]:
+    with Client(served.address, timeout_s=60) as client:
+        topic = f"%RETRY%{RETRY_GROUP}"
+        return [] if client.max_offset(topic, 0) <= 0 else client.pull_all(topic, 0)
+
+
+def _consumed_bodies(stored: dict[Queue, list[Record]]) -> set[bytes]:
+    """Return the bodies that every group has to read."""
+    return {
+        record.body
+        for (topic, _), records in stored.items()
+        if topic in CONSUMED
+        for record in records
+    }

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.clock import ManualClock
-from escrowmq.errors import StoreError, StoreFailed, StoreLocked
+from escrowmq.errors import ReadFailed, StoreError, StoreFailed, StoreLocked
 from escrowmq.store.disk import Disk, RealDisk, read_file, remove_file, replace_file, write_file
 from escrowmq.testing import FaultyDisk, MemoryDisk
 
@@ -60,14 +60,14 @@ def content(disk: Disk, path: str) -> bytes:
 def test_a_new_file_has_the_requested_size_and_is_zero(disk: Disk, size: int) -> None:
     file = disk.create("a", size)
     assert file.size == size
-    assert bytes(file.view()) == bytes(size)
+    assert file.read_at(0, file.size) == bytes(size)
 
 
 def test_a_large_file_takes_no_space_until_it_is_written(disk: Disk) -> None:
     file = disk.create("a", 1 << 30)
     free_before = disk.usage().free_bytes
     file.write_at((1 << 30) - 3, b"end")
-    assert bytes(file.view()[-4:]) == b"\0end"
+    assert file.read_at((1 << 30) - 4, 4) == b"\0end"
     assert free_before - disk.usage().free_bytes < 1 << 29
 
 
@@ -91,32 +91,49 @@ def test_create_over_a_directory_or_below_a_file_fails(disk: Disk, path: str) ->
         disk.create(path, 1)
 
 
-def test_a_view_shows_later_writes(disk: Disk) -> None:
-    file = disk.create("a", 10)
-    view = file.view()
-    file.write_at(3, b"later")
-    assert bytes(view) == b"\0\0\0later\0\0"
+def test_a_read_returns_exactly_the_requested_bytes(disk: Disk) -> None:
+    write_file(disk, "a", b"0123456789")
+    file = disk.open("a", writable=False)
+    assert file.read_at(3, 4) == b"3456"
+    assert file.read_at(10, 0) == b""
 
 
-def test_a_view_shows_writes_through_another_file_object(disk: Disk) -> None:
-    view = disk.create("a", 4).view()
+def test_a_read_shows_writes_through_another_file_object(disk: Disk) -> None:
+    file = disk.create("a", 4)
     disk.open("a").write_at(0, b"both")
-    assert bytes(view) == b"both"
+    assert file.read_at(0, 4) == b"both"
 
 
-def test_a_view_cannot_be_written(disk: Disk) -> None:
-    view = disk.create("a", 4).view()
-    with pytest.raises(TypeError):
-        view[0] = 1
+@pytest.mark.parametrize(("position", "size"), [(8, 3), (10, 1), (99, 1), (0, 11)])
+def test_a_read_past_the_end_fails(disk: Disk, position: int, size: int) -> None:
+    write_file(disk, "a", b"0123456789")
+    with pytest.raises(ReadFailed):
+        disk.open("a").read_at(position, size)
 
 
-def test_a_view_stays_valid_after_its_file_is_removed_and_closed(disk: Disk) -> None:
-    write_file(disk, "a", b"data")
-    file = disk.open("a")
-    view = file.view()
-    disk.remove("a")
+def test_a_read_of_a_file_that_was_cut_short_meanwhile_fails(disk: Disk) -> None:
+    write_file(disk, "a", b"0123456789")
+    file = disk.open("a", writable=False)
+    disk.open("a").resize(5)
+    assert file.read_at(0, 5) == b"01234"
+    with pytest.raises(ReadFailed):
+        file.read_at(0, 10)
+
+
+def test_a_read_of_a_closed_file_fails(disk: Disk) -> None:
+    file = disk.create("a", 4)
     file.close()
-    assert bytes(view) == b"data"
+    with pytest.raises(StoreError):
+        file.read_at(0, 4)
+
+
+def test_sizes_are_those_of_the_files_in_a_directory(disk: Disk) -> None:
+    disk.create("d/a", 5)
+    disk.create("d/b", 0)
+    disk.create("d/e/c", 7)
+    assert disk.sizes("d") == {"a": 5, "b": 0}
+    assert disk.sizes("nowhere") == {}
+    assert (disk.size("d/a"), disk.size("d/x"), disk.size("nowhere/x")) == (5, None, None)
 
 
 @pytest.mark.parametrize("bytes_type", [bytes, bytearray, memoryview])
@@ -151,7 +168,7 @@ def test_a_file_opened_for_reading_cannot_be_changed(disk: Disk) -> None:
     with pytest.raises(StoreFailed):
         file.resize(1)
     file.sync()
-    assert bytes(file.view()) == b"old"
+    assert file.read_at(0, file.size) == b"old"
 
 
 def test_a_closed_file_cannot_be_changed_and_can_be_closed_again(disk: Disk) -> None:
@@ -168,11 +185,11 @@ def test_a_file_that_shrinks_and_grows_again_ends_with_zeros(disk: Disk) -> None
     write_file(disk, "a", b"a" * 9000)
     file = disk.open("a")
     file.resize(10)
-    assert (file.size, bytes(file.view())) == (10, b"a" * 10)
+    assert (file.size, file.read_at(0, file.size)) == (10, b"a" * 10)
     with pytest.raises(StoreError, match="past the end"):
         file.write_at(10, b"b")
     file.resize(9000)
-    assert (file.size, bytes(file.view())) == (9000, b"a" * 10 + bytes(8990))
+    assert (file.size, file.read_at(0, file.size)) == (9000, b"a" * 10 + bytes(8990))
     file.write_at(8999, b"b")
     assert content(disk, "a") == b"a" * 10 + bytes(8989) + b"b"
 
@@ -254,7 +271,7 @@ def test_a_replaced_file_stays_readable_while_it_is_open(disk: Disk) -> None:
     write_file(disk, "a", b"old")
     file = disk.open("a")
     replace_file(disk, "a", b"new")
-    assert bytes(file.view()) == b"old"
+    assert file.read_at(0, file.size) == b"old"
     assert content(disk, "a") == b"new"
 
 
@@ -265,7 +282,7 @@ def test_a_removed_file_stays_open_and_its_name_can_be_used_again(disk: Disk) ->
     disk.create("a", 3).write_at(0, b"new")
     file.write_at(0, b"abc")
     file.sync()
-    assert bytes(file.view()) == b"abc"
+    assert file.read_at(0, file.size) == b"abc"
     assert content(disk, "a") == b"new"
 
 
@@ -379,7 +396,7 @@ def test_read_file_returns_none_for_a_missing_file(disk: Disk) -> None:
 
 def test_read_file_of_a_directory_fails(disk: Disk) -> None:
     disk.create("d/a", 1)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreError):
         read_file(disk, "d")
 
 

@@ -14,6 +14,7 @@ from escrowmq.auth.signature import Signer, compute_signature, has_valid_signatu
 from escrowmq.auth.validator import AccessValidator
 from escrowmq.errors import AccessRefused, InvalidAccessRules
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
+from escrowmq.remoting.command import Command
 from escrowmq.remoting.connection import Connection
 from escrowmq.remoting.headers import SendMessageV2
 from escrowmq.remoting.requests import Request
@@ -30,13 +31,17 @@ RULES = parse_rules(
 WRITE_ORDERS = Permission(ResourceType.TOPIC, "orders", Action.PUB)
 
 
+def command_with(fields: dict[str, str]) -> Command:
+    return Command(code=RequestCode.SEND_MESSAGE_V2, opaque=1, ext_fields=fields)
+
+
 def test_the_signature_equals_that_of_rocketmq() -> None:
     assert compute_signature(b"RocketMQ", b"12345678") == b"IUc8rrO/0gDch8CjObLQsW2rsiA="
 
 
 @given(FIELDS, st.binary(max_size=50), SECRETS)
 def test_a_signed_request_is_valid(fields: dict[str, str], body: bytes, secret: str) -> None:
-    signed_fields = Signer("key", Secret(secret), Secret("token"))(fields, body)
+    signed_fields = Signer("key", Secret(secret), Secret("token"))(command_with(fields), body)
     assert has_valid_signature(signed_fields, body, secret.encode())
     assert has_valid_signature(signed_fields, memoryview(body), secret.encode())
     assert signed_fields["Signature"] == signature(secret, signed_fields, body)
@@ -46,7 +51,7 @@ def test_a_signed_request_is_valid(fields: dict[str, str], body: bytes, secret: 
 def test_a_request_that_was_changed_after_signing_is_not_valid(
     fields: dict[str, str], body: bytes, secret: str, data: st.DataObject
 ) -> None:
-    signed_fields = Signer("key", Secret(secret), Secret(""))(fields, body)
+    signed_fields = Signer("key", Secret(secret), Secret(""))(command_with(fields), body)
     changed_fields = dict(signed_fields)
     name = data.draw(st.sampled_from(sorted(changed_fields)))
     changed_fields[name] = data.draw(st.text(max_size=20))
@@ -147,7 +152,7 @@ def test_an_address_matches_itself_and_its_network(address: object) -> None:
 
 def test_another_encoding_of_the_signature_is_refused() -> None:
     # Signatures are compared as text, although Base64 decoders accept both forms.
-    signed_fields = Signer(KEY, Secret(SECRET), Secret(""))({}, b"")
+    signed_fields = Signer(KEY, Secret(SECRET), Secret(""))(command_with({}), b"")
     other_fields = {**signed_fields, "Signature": signed_fields["Signature"].rstrip("=") + "\n="}
     assert base64.b64decode(signed_fields["Signature"])
     assert not has_valid_signature(other_fields, b"", SECRET.encode())

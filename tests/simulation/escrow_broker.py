@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from escrowmq.broker.broker import Broker
-from escrowmq.clock import ManualClock
+from escrowmq.clock import ManualClock, SteadyClock
 from escrowmq.config import BrokerConfig, Config, StoreConfig, TransactionConfig
 from escrowmq.errors import FlushTimeout, StoreError, StoreFailed
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
@@ -22,6 +22,7 @@ from escrowmq.remoting.responses import encode_error
 from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.disk import DiskUsage
+from escrowmq.store.log_ages import LogAges, save_ages
 from escrowmq.store.retention import is_expired
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
@@ -74,7 +75,16 @@ class BrokerProcess:
         self._flush: LogFlush | None = None
         self._checkpoint: CheckpointJob | None = None
         self._tick_s = 0.0
+        self._steady = SteadyClock(clock)
         self.store = MessageStore.open(disk, settings, store_host=HOST)
+        self._ages = LogAges.load(
+            disk,
+            boot_id=clock.boot_id(),
+            log_end=self.store.end,
+            elapsed_ms=self._elapsed_ms(),
+            wall_ms=clock.now_ms(),
+        )
+        self._ages.start(self.store.end, elapsed_ms=self._elapsed_ms(), broker_ms=self.now_ms())
         self.broker = Broker(
             disk,
             self.store,
@@ -86,9 +96,18 @@ class BrokerProcess:
             UniqueKeyGenerator(address="10.0.0.1", process_id=1, salt=1),
             store_host=HOST,
             when_flushed=self._when_flushed,
+            wall_ms=lambda now_ms: clock.now_ms(),
+            past_times=self._ages.past_times(elapsed_ms=self._elapsed_ms(), now_ms=self.now_ms()),
             decision_piece_bytes=DECISION_PIECE_BYTES,
         )
         self.broker.transactions.coordinator.age_max_ms = AGE_MAX_MS
+
+    def now_ms(self) -> int:
+        """Return the time of the broker, which does not jump."""
+        return self._steady.now_ms()
+
+    def _elapsed_ms(self) -> int:
+        return round(self.clock.elapsed_s() * 1000)
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -96,7 +115,7 @@ class BrokerProcess:
         self.endpoints[end] = None
         for event in end.events(data):
             if isinstance(event, Request):
-                self.broker.handle(end, event, self.clock.now_ms())
+                self.broker.handle(end, event, self.now_ms())
             elif isinstance(event, InvalidRequest):
                 end.write(encode_error(event.request, event.error))
 
@@ -105,15 +124,18 @@ class BrokerProcess:
         self.broker.channel_closed(end)
 
     def end_turn(self) -> None:
-        self.broker.end_turn(self.clock.now_ms())
+        self.broker.end_turn(self.now_ms())
         self._flush_endpoints()
 
     def tick(self) -> None:
         """Tick about ten times per second of the clock that does not jump."""
         if self.clock.elapsed_s() - self._tick_s >= TICK_MS / 1000:
             self._tick_s = self.clock.elapsed_s()
-            self.broker.tick(self.clock.now_ms())
+            self.broker.tick(self.now_ms())
             self.end_turn()
+            self._ages.add_mark(
+                self.store.flushed_offset, elapsed_ms=self._elapsed_ms(), broker_ms=self.now_ms()
+            )
 
     def _flush_endpoints(self) -> None:
         for end in list(self.endpoints):
@@ -179,6 +201,17 @@ class BrokerProcess:
 
     def save(self) -> None:
         self.broker.save()
+        self._save_ages()
+
+    def _save_ages(self) -> None:
+        save_ages(
+            self.disk,
+            self._ages.encode(
+                log_begin=self.store.begin,
+                elapsed_ms=self._elapsed_ms(),
+                wall_ms=self.clock.now_ms(),
+            ),
+        )
 
     def expire(self) -> None:
         """Expire segments as the server does on a full disk, while no checkpoint runs."""
@@ -189,7 +222,7 @@ class BrokerProcess:
         end = store.begin + self.settings.segment_bytes
         oldest_needed = broker.oldest_needed_offset()
         if oldest_needed is not None and oldest_needed < end:
-            broker.move_messages_below(LogOffset(end), self.clock.now_ms())
+            broker.move_messages_below(LogOffset(end), self.now_ms())
             self.end_turn()
             return
         store.remove_oldest_file()
@@ -199,13 +232,14 @@ class BrokerProcess:
     def stop(self) -> None:
         """Stop like `serve`: respond to requests in progress, then make everything durable."""
         self.finish_checkpoint()
-        self.broker.pull_processor.release_all(self.clock.now_ms())
+        self.broker.pull_processor.release_all(self.now_ms())
         self.end_turn()
         self.flush()
         self.end_turn()
         self.store.flush()
         self.broker.save()
         self.broker.transactions.save(force=True)
+        self._save_ages()
         self.store.close()
 
     def kill(self) -> None:

@@ -17,7 +17,7 @@ from random import Random
 
 from escrowmq.clock import ManualClock
 from escrowmq.config import TransactionConfig
-from escrowmq.errors import StoreError, StoreFailed, StoreFull
+from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreUnavailable
 from escrowmq.testing.disks import FaultyDisk, PowerCut, Survival
 from escrowmq.testing.network import NO_FAULTS, Endpoint, Network, NetworkFaults
 from tests.simulation.escrow_broker import ESCROW, BrokerProcess, TracebackCollector
@@ -34,6 +34,7 @@ from tests.simulation.escrow_model import EscrowModel, HalfPosition, check_disk
 UNRELIABLE_NETWORK = NetworkFaults(loss=0.08, duplication=0.08, lateness=0.15)
 VERY_UNRELIABLE_NETWORK = NetworkFaults(loss=0.2, duplication=0.2, lateness=0.3)
 STEPS_UNTIL_IDLE_MAX = 1_500
+YEAR_MS = 365 * 86_400_000
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,6 @@ class Simulation:
         self._restart_s = 0.0  # when the broker starts again
         self._name_count = 0
         self._writers: list[str] = []
-        self._latest_ms = 0
         self.producers = [Producer(self, f"p{number}") for number in range(producers)]
         self.drivers: list[WriterDriver] = []
         self.consumer = Consumer(self, "c")
@@ -121,7 +121,6 @@ class Simulation:
 
     def step(self, probabilities: EventProbabilities | None = None) -> None:
         self.clock.advance(ms=self.rng.choice((5, 20, 20, 50, 100)))
-        self._latest_ms = max(self._latest_ms, self.clock.now_ms())
         self.attempt(self._serve)
         for client in self.clients:
             if client.is_alive:
@@ -138,9 +137,9 @@ class Simulation:
             step()
         except PowerCut:
             self.power_cut()
-        except StoreError as error:
+        except (StoreError, MemoryError) as error:
             process = self.process
-            if process is not None and not isinstance(error, StoreFull):
+            if process is not None and not isinstance(error, StoreFull | StoreUnavailable):
                 process.store.fail(error)
         if self.process is not None:
             self.model.record_flush(self.process)
@@ -203,6 +202,8 @@ class Simulation:
 
     def _handle_exit(self) -> None:
         process, self.process = self.process, None
+        if self.has_unreliable_clients and self.rng.random() < 0.3:
+            self._jump()  # the clock is wrong at one start and may be right at the next
         self._restart_s = self.clock.elapsed_s() + self.rng.choice((0.01, 0.3))
         if process is not None:
             for endpoint in list(process.endpoints):
@@ -238,14 +239,17 @@ class Simulation:
             if endpoints:
                 self.network.disconnect(rng.choice(endpoints))
         if happens(probabilities.clock_jump):
-            self.clock.step_wall_clock(ms=rng.choice((-5_000, -500, 500, 5_000, 90_000)))
-            self.model.last_check_ms.clear()
+            self._jump()
         if happens(probabilities.maintenance):
             self._run_maintenance()
         if happens(probabilities.disk_fault):
             self._fail_disk()
         if happens(probabilities.crash):
             self._crash()
+
+    def _jump(self) -> None:
+        """Set the wall clock, back or by so much that no restart could have taken as long."""
+        self.clock.step_wall_clock(ms=self.rng.choice((-YEAR_MS, -5_000, 90_000, YEAR_MS)))
 
     def _begin_transaction(self) -> None:
         rng = self.rng
@@ -339,8 +343,6 @@ class Simulation:
             driver.die()
         for writer in self._writers:  # a new driver decides the open batches
             self.start_writer(writer, batches=1)
-        self.clock.step_wall_clock(ms=max(0, self._latest_ms - self.clock.now_ms()))
-        self.model.last_check_ms.clear()
         for _ in range(STEPS_UNTIL_IDLE_MAX):
             self.step()
             if self._is_idle():
@@ -369,7 +371,7 @@ class Simulation:
         halves = [
             f"{half.key.decode()} stranded={half.is_stranded} deciding={half.is_being_decided}"
             f" reason={half.reason!r} checks={half.checks}"
-            f" due in {half.due_ms - self.clock.now_ms()} ms"
+            f" due in {half.due_ms - self.process.now_ms()} ms"
             for half in self.process.broker.transactions.coordinator.halves
         ]
         requests = [

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from escrowmq.config import StoreConfig
-from escrowmq.errors import StoreError, StoreFull
+from escrowmq.errors import StoreError, StoreFull, StoreUnavailable
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import DiskUsage
@@ -85,8 +85,8 @@ class StoreRun:
             self.appended += batch
         try:
             self.store.append(records, now_ms=self.now_ms)
-        except StoreFull:
-            # StoreFull guarantees that nothing was stored.
+        except (StoreFull, StoreUnavailable):
+            # Both guarantee that nothing was stored.
             assert not self.store.has_failed
             self.refused_bodies |= {record.body for record in batch}
             del self.appended[self.acknowledged_count :]
@@ -228,10 +228,10 @@ class StoreRun:
             assert stored_record.body == record.body
 
 
-def scenario_error(run: StoreRun) -> StoreError | None:
+def scenario_error(run: StoreRun) -> Exception | None:
     """Run the fixed scenario and return its first error, or None."""
     try:
         run.run_scenario()
-    except StoreError as error:
+    except (StoreError, MemoryError) as error:
         return error
     return None

@@ -24,9 +24,7 @@ def only_half(simulation: Simulation) -> Half:
 def move_half(simulation: Simulation) -> None:
     """Move all open halves, as if their segments expired."""
     process = running_process(simulation)
-    process.broker.transactions.move_halves_below(
-        LogOffset(process.store.end), simulation.clock.now_ms()
-    )
+    process.broker.transactions.move_halves_below(LogOffset(process.store.end), process.now_ms())
     process.end_turn()
     process.flush()
 

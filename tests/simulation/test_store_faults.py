@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from escrowmq.errors import StoreError, StoreFailed, StoreFull
+from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreUnavailable
 from escrowmq.testing import FaultyDisk, PowerCut
 from tests.simulation.store_run import SETTINGS, StoreRun, scenario_error
 from tests.support.stores import NOW_MS, open_store, sample
@@ -26,16 +26,16 @@ def continue_after_error(run: StoreRun) -> None:
             run.append([30, 50])
             run.flush()
             run.checkpoint()
-        except StoreError:
+        except (StoreError, MemoryError):
             continue
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [StoreFailed, StoreFull])
+@pytest.mark.parametrize("error", [StoreFailed, StoreFull, StoreUnavailable, MemoryError])
 @pytest.mark.parametrize("is_permanent", [False, True], ids=["temporary", "permanent"])
 @pytest.mark.parametrize("continues", [False, True], ids=["crash", "continue, then crash"])
 def test_a_failed_call_of_the_scenario_loses_nothing(
-    error: type[StoreError], is_permanent: bool, continues: bool
+    error: type[Exception], is_permanent: bool, continues: bool
 ) -> None:
     for call in itertools.count(1):
         disk = FaultyDisk(seed=call, error=error)

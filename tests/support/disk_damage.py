@@ -8,7 +8,7 @@ from escrowmq.testing.disks import MemoryDisk
 def flip_bit_in_file(disk: MemoryDisk, path: str, position: int, bit: int) -> None:
     """Flip one bit of a file. The change is durable."""
     file = disk.open(path)
-    byte = file.view()[position]
+    (byte,) = file.read_at(position, 1)
     file.write_at(position, bytes([byte ^ 1 << bit]))
     file.sync()
     file.close()

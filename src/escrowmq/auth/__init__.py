@@ -4,11 +4,12 @@
                                                     |
     request, peer address ----------------> validator.py --> access key, or AccessRefused
                                                     |
-                                             signature.py
+                                  signature.py, strong_signature.py
 
 1. Load.       The text of an ACL file becomes AccessRules: accounts, what each may do, and
                addresses that are trusted.                                           (acl.py)
-2. Sign.       A client adds its access key and a signature to every request.  (signature.py)
+2. Sign.       A client adds its access key and a signature to every request: RocketMQ's, or our
+               own, which covers more.                    (signature.py, strong_signature.py)
 3. Validate.   The broker or name server finds the account, verifies the signature and compares
                the permissions that the request requires with those of the account.
                                                                             (validator.py)

@@ -178,6 +178,9 @@ class Permission(NamedTuple):
     resource_type: ResourceType
     name: str
     actions: Action
+    # Whether the client does not know the name: it refers to a record by an offset, and a refusal
+    # must not tell what is stored there.
+    is_hidden: bool = False
 
     def __str__(self) -> str:
         actions = " or ".join(str(action.name) for action in Action if action & self.actions)

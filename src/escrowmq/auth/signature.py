@@ -3,9 +3,10 @@
     content     the values of all extFields except Signature, sorted by name, then the body
     Signature   Base64(HMAC-SHA1(secret key, content))
 
-The values are joined without a separator, and the content has no time and no sequence number. A
-signature therefore does not protect against replay: an attacker who can read a connection can send
-a request again. Use TLS to keep connections from being read.
+The values are joined without a separator, and the content has neither the request code nor a time
+nor a sequence number. An attacker who can read a connection can send a request again, or send it
+with another code. Use TLS to keep connections from being read, or the signature of
+`strong_signature.py`, which RocketMQ does not know.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from binascii import b2a_base64
 from collections.abc import Mapping
 from typing import Final
 
+from escrowmq.remoting.command import Command
 from escrowmq.secret import Secret
 
 ACCESS_KEY: Final = "AccessKey"
@@ -32,9 +34,9 @@ class Signer:
         self._secret_key = secret_key.reveal().encode()
         self._security_token = security_token.reveal()
 
-    def __call__(self, ext_fields: dict[str, str], body: bytes | memoryview) -> dict[str, str]:
+    def __call__(self, command: Command, body: bytes | memoryview) -> dict[str, str]:
         """Return the fields with the access key and the signature added."""
-        signed = {**ext_fields, ACCESS_KEY: self._access_key}
+        signed = {**command.ext_fields, ACCESS_KEY: self._access_key}
         if self._security_token:
             signed[SECURITY_TOKEN] = self._security_token
         signed.pop(SIGNATURE, None)

@@ -5,7 +5,7 @@ The checks are those of RocketMQ, in its order:
 1. A request from a trusted address passes.
 2. The access key must be that of an enabled account.
 3. A request from an address that the account trusts passes.
-4. The signature must be valid.
+4. The signature must be valid, and a strong one must not have been seen before.
 5. The account must have every permission that the request requires.
 
 Granted permissions are cached until the rules change. Refusals are logged: the client of an
@@ -18,11 +18,18 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
+from escrowmq.auth import strong_signature
 from escrowmq.auth.acl import AccessRules, Account, Permission
 from escrowmq.auth.signature import ACCESS_KEY, has_valid_signature
+from escrowmq.auth.strong_signature import (
+    AGE_MAX_MS,
+    ReplayGuard,
+    has_valid_strong_signature,
+    parse_signed_at,
+)
 from escrowmq.errors import AccessRefused
 from escrowmq.remoting.codes import ResponseCode, request_name
-from escrowmq.remoting.command import decode_command
+from escrowmq.remoting.command import Command, decode_command
 from escrowmq.remoting.requests import Request
 from escrowmq.secret import Secret
 
@@ -35,8 +42,13 @@ RequiredPermissions: TypeAlias = Callable[[Request[Any]], Iterable[Permission]]
 
 
 class AccessValidator:
-    def __init__(self, rules: AccessRules) -> None:
+    def __init__(
+        self, rules: AccessRules, *, strong_signature_only: bool = False, started_ms: int = 0
+    ) -> None:
+        """`started_ms`: when the server started, by the wall clock."""
         self._rules = rules
+        self._strong_signature_only = strong_signature_only
+        self._replay_guard = ReplayGuard(started_ms=started_ms)
         self._internal_accounts: dict[str, Account] = {}
         # By access key, host and permission. Reading every policy for each send would be slow.
         self._granted_cache: set[tuple[str, str, Permission]] = set()
@@ -65,19 +77,28 @@ class AccessValidator:
         required_permissions: RequiredPermissions,
         *,
         now_ms: int,
+        wall_ms: int | None = None,
     ) -> str:
         """Return the access key of an allowed request, or "" from a trusted address.
 
-        `address` is the peer's ip:port. `required_permissions` is called only after the signature
+        `address` is the peer's ip:port. `wall_ms` is the time by the wall clock, which clients
+        share, if it is not `now_ms`. `required_permissions` is called only after the signature
         was verified, because it may read the store. Raise AccessRefused.
         """
         host = address.rpartition(":")[0]
         if self._is_trusted(host):
             return ""
-        ext_fields = decode_command(request.serializer, request.raw_header).ext_fields
-        access_key = ext_fields.get(ACCESS_KEY, "")
+        command = decode_command(request.serializer, request.raw_header)
+        access_key = command.ext_fields.get(ACCESS_KEY, "")
         try:
-            return self._check_account(request, host, access_key, ext_fields, required_permissions)
+            return self._check_account(
+                request,
+                host,
+                access_key,
+                command,
+                required_permissions,
+                now_ms if wall_ms is None else wall_ms,
+            )
         except _Refusal as refusal:
             self._refusal_log.add(
                 address,
@@ -93,8 +114,9 @@ class AccessValidator:
         request: Request[Any],
         host: str,
         access_key: str,
-        ext_fields: dict[str, str],
+        command: Command,
         required_permissions: RequiredPermissions,
+        now_ms: int,
     ) -> str:
         if not access_key:
             raise _Refusal(
@@ -104,7 +126,13 @@ class AccessValidator:
         account = self._find_account(access_key)
         if account is not None and host in account.trusted_addresses:
             return access_key
-        if account is None or not _is_signed_by(ext_fields, request, account):
+        is_strong = strong_signature.SIGNATURE in command.ext_fields
+        if self._strong_signature_only and not is_strong:
+            raise _Refusal(
+                "this server accepts only strong signatures; set strong_signature in the client",
+                "the request has no strong signature (escrowStrongSignatureOnly)",
+            )
+        if account is None or not _is_signed_by(command, request.body, account):
             # The same text for both, so that it does not tell which access keys exist.
             raise _Refusal(
                 "the access key or the signature is wrong; check both keys",
@@ -112,9 +140,24 @@ class AccessValidator:
                 if account is None
                 else "the signature is wrong; the client may have another secret key",
             )
+        if is_strong:
+            self._check_is_new(access_key, command, now_ms)
         for permission in required_permissions(request):
             self._require(account, permission, host)
         return access_key
+
+    def _check_is_new(self, access_key: str, command: Command, now_ms: int) -> None:
+        """Refuse a request with a valid strong signature that is old or was received before."""
+        guard = self._replay_guard
+        signed_at = parse_signed_at(command.ext_fields.get(strong_signature.SIGNED, ""))
+        if signed_at is None or not guard.is_fresh(signed_at, now_ms):
+            reason = (
+                "the request is too old or from the future; the clocks of client and server may "
+                f"differ by {AGE_MAX_MS // 1000} s at most"
+            )
+            raise _Refusal(reason, reason)
+        if not guard.accept(access_key, signed_at, now_ms):
+            raise _Refusal("the request was sent before", "the request was sent before: a replay")
 
     def _printable_key(self, access_key: str) -> str:
         """Return an access key for the log: of an unknown one only the beginning.
@@ -164,14 +207,20 @@ class AccessValidator:
             return
         if not account.allows(permission, host):
             reason = f"{account.access_key} has no permission: {permission}"
-            raise _Refusal(reason, reason)
+            remark = reason
+            if permission.is_hidden:
+                remark = f"{account.access_key} has no permission for this message"
+            raise _Refusal(remark, reason)
         if len(self._granted_cache) >= CACHE_MAX:
             self._granted_cache.clear()
         self._granted_cache.add(key)
 
 
-def _is_signed_by(ext_fields: dict[str, str], request: Request[Any], account: Account) -> bool:
-    return has_valid_signature(ext_fields, request.body, account.secret_key.reveal().encode())
+def _is_signed_by(command: Command, body: bytes | memoryview, account: Account) -> bool:
+    secret_key = account.secret_key.reveal().encode()
+    if strong_signature.SIGNATURE in command.ext_fields:
+        return has_valid_strong_signature(command, body, secret_key)
+    return has_valid_signature(command.ext_fields, body, secret_key)
 
 
 class _Refusal(Exception):

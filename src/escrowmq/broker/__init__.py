@@ -36,6 +36,7 @@ Read in this order:
     processors/           one module for each family of requests
     transactions/         half messages: park, end, check, decide in groups
     metadata.py           topics and subscription groups that exist
+    closed_names.py       topics and groups that belong to the broker alone
     flow_control.py       limits of connections, topics and the disk
     delayed_messages.py   delay levels and timers
     delivery_progress.py  which of them are delivered, after a crash too

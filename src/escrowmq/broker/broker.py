@@ -97,11 +97,12 @@ class Broker:
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
         self.settings: BrokerSettings = FixedSettings()  # the server replaces them
-        self.topics = TopicTable(topics_file(disk), config.broker, on_topics_changed)
+        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
+        self.topics.restore_missing(store.queues(), store.damage)
         self.groups = SubscriptionGroups(
-            groups_file(disk), auto_create=config.broker.creates_groups
+            groups_file(disk, store.damage), auto_create=config.broker.creates_groups
         )
-        self._offsets_file = offsets_file(disk)
+        self._offsets_file = offsets_file(disk, store.damage)
         self.offsets = ConsumerOffsets(self._offsets_file.offsets())
         self._saved_offsets_version = self.offsets.version
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups()
@@ -109,6 +110,7 @@ class Broker:
         self._locks = QueueLocks()
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
+        self._wall_ms = wall_ms
         self._last_expiry_ms = 0
         self._limited_log = LimitedLog(log)
         self._store_host = store_host
@@ -116,16 +118,16 @@ class Broker:
             disk, config, unique_keys, when_flushed, wall_ms, past_times, decision_piece_bytes
         )
         self._create_admin_processors(disk, config, version, flush, access_validator)
-        self._tick_steps: list[Callable[[int], object]] = [
-            self.pull_processor.expire,
-            self.transactions.tick,
-            lambda now_ms: self.group_decisions.tick(),
-            self._metadata_admin.tick,
-            self._broker_admin.tick,
-            lambda now_ms: self.flow_control.update(),
-            self.delayed_messages.deliver,
-            self._expire,
-        ]
+        self._tick_steps: dict[str, Callable[[int], object]] = {
+            "held pulls": self.pull_processor.expire,
+            "transactions": self.transactions.tick,
+            "group decisions": lambda now_ms: self.group_decisions.tick(),
+            "topics": self._metadata_admin.tick,
+            "statistics": self._broker_admin.tick,
+            "flow control": lambda now_ms: self.flow_control.update(),
+            "delayed messages": self.delayed_messages.deliver,
+            "expiry": self._expire,
+        }
         self._handlers = {handler.code: handler for handler in self.handlers()}
         self._access_validator = access_validator
         # The access key of each channel's last heartbeat, for checks that are sent to it later.
@@ -262,6 +264,7 @@ class Broker:
             self.statistics,
             lambda: self.settings,
             BrokerInfo(version=version, cluster=config.broker.cluster_name),
+            self.delayed_messages,
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)
         self._transaction_admin = TransactionAdmin(
@@ -277,7 +280,9 @@ class Broker:
             self.statistics,
             address="{}:{}".format(*decode_host(self._store_host)),
         )
-        self._offset_admin = OffsetAdmin(store, topics, groups, offsets, self.consumers)
+        self._offset_admin = OffsetAdmin(
+            store, topics, groups, offsets, self.consumers, self.save_offsets
+        )
         self._consumer_relay = ConsumerRelay(store, topics, groups, self.consumers)
 
     def handlers(self) -> list[Handler]:
@@ -335,6 +340,7 @@ class Broker:
             channel.address,
             lambda request: handler.permission(self._permissions, request),
             now_ms=now_ms,
+            wall_ms=self._wall_ms(now_ms),
         )
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
@@ -374,9 +380,13 @@ class Broker:
             try:
                 self._save_tables()
             except StoreError as error:
-                log.warning("topics or groups not saved, sends refused: %s", error)
+                log.warning("topics or groups not saved, requests of this turn refused: %s", error)
                 self.turn.fail_all(error)
+                self.topics.revert()
+                self.groups.revert()
+                self._metadata_admin.respond_changes(error)
                 return False
+        self._metadata_admin.respond_changes(None)
         self.transactions.checker.end_turn(now_ms)
         self.group_decisions.end_turn(now_ms)
         self.turn.append_all(now_ms)
@@ -386,12 +396,12 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""
         self._now_ms = now_ms
-        for step in self._tick_steps:
+        for name, step in self._tick_steps.items():
             # A bug in one step must not stop the others, and above all not the process.
             try:
                 step(now_ms)
             except Exception:
-                self._limited_log.exception(now_ms, "periodic work failed step=%s", step)
+                self._limited_log.exception(now_ms, "periodic work failed: %s", name)
 
     def _expire(self, now_ms: int) -> None:
         if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:
@@ -447,6 +457,7 @@ class Broker:
             self.delayed_messages.save()
 
     def save_offsets(self) -> None:
+        """Write offsets, and tables and snapshot if they have changed. Raise StoreError."""
         self._save_tables()
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
@@ -455,9 +466,9 @@ class Broker:
             self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:
-        if self.topics.is_dirty:
+        if self.topics.is_dirty or self.topics.is_file_uncertain:
             self.topics.save()
-        if self.groups.is_dirty:
+        if self.groups.is_dirty or self.groups.is_file_uncertain:
             self.groups.save()
 
 

@@ -145,6 +145,12 @@ class DelayedMessages:
         # since; `progress` knows.
         self._timers: list[tuple[int, int]] = []
         self._timers_read_offset = self.progress.timers.first_waiting
+        # Messages may wait in levels that are no longer configured.
+        self._level_max = max(
+            len(config.delay_levels_ms),
+            *(queue_id + 1 for topic, queue_id in store.queues() if topic == names.SCHEDULE_TOPIC),
+            1,
+        )
         self._first_level = 1  # the level to begin with in the next turn
         # A heap of the messages that were set aside, by the time of the next attempt.
         self._retries: list[tuple[int, DelayedPosition]] = [
@@ -209,9 +215,8 @@ class DelayedMessages:
         """Return whether a record is a delayed message that is not delivered yet."""
         level = TIMER_LEVEL if record.topic == TIMER_TOPIC else record.queue_id + 1
         position = DelayedPosition(level, record.queue_offset)
-        return position.queue == (record.topic, record.queue_id) and not self.progress.is_delivered(
-            position
-        )
+        is_delayed = position.queue == (record.topic, record.queue_id)
+        return is_delayed and not self.progress.is_delivered(position)
 
     # --- when it is due --------------------------------------------------------------------------
 
@@ -240,7 +245,7 @@ class DelayedMessages:
     def find_due(self, now_ms: int) -> DueMessages:
         """Return the messages to deliver now. A timer or retry is returned only once."""
         due = DueMessages()
-        level_count = len(self._config.delay_levels_ms) + 1
+        level_count = self._level_max + 1
         # The level that fills a batch comes last in the next one, so that it delays no other.
         for index in range(level_count):
             level = (self._first_level + index) % level_count
@@ -259,7 +264,7 @@ class DelayedMessages:
         end = self._store.max_offset(topic, queue_id)
         self._report_expired(self.progress.skip_expired(level), level, now_ms)
         offset = self.progress.level(level).next_offset
-        level_ms, wall_ms = self._config.delay_levels_ms[level - 1], self._wall_ms(now_ms)
+        level_ms, wall_ms = self._level_ms(level), self._wall_ms(now_ms)
         released = self._released_offset(level, now_ms)
         while offset < end and not due.is_full:
             position = DelayedPosition(level, offset)
@@ -271,6 +276,10 @@ class DelayedMessages:
                     return
                 self._add_delivery(position, record, due, now_ms)
             offset += 1
+
+    def _level_ms(self, level: int) -> int:
+        levels_ms = self._config.delay_levels_ms
+        return levels_ms[min(level, len(levels_ms)) - 1]
 
     def _released_offset(self, level: int, now_ms: int) -> int:
         """Return the end of the messages to deliver although the clock, set back, says later."""
@@ -413,7 +422,7 @@ class DelayedMessages:
         """The number of messages that are not delivered yet."""
         store, timers = self._store, self.progress.timers
         count = store.max_offset(TIMER_TOPIC, 0) - timers.first_waiting - timers.overtaking_count
-        for level in range(1, len(self._config.delay_levels_ms) + 1):
+        for level in range(1, self._level_max + 1):
             progress = self.progress.level(level)
             count += store.max_offset(*delay_queue(level)) - progress.next_offset
             count += len(progress.set_aside)
@@ -483,7 +492,7 @@ class DelayedMessages:
         """Return the first waiting message of each queue, and all that are set aside."""
         timers = self.progress.timers
         positions = [DelayedPosition(TIMER_LEVEL, timers.first_waiting)]
-        for level in range(1, len(self._config.delay_levels_ms) + 1):
+        for level in range(1, self._level_max + 1):
             positions.append(DelayedPosition(level, self.progress.level(level).next_offset))
         return positions + self.progress.set_aside_positions()
 
@@ -525,8 +534,7 @@ class DelayedMessages:
         """Return a record that waits for the same time as this one, as a timer."""
         changes = {}
         if level != TIMER_LEVEL:
-            level_ms = self._config.delay_levels_ms[level - 1]
-            changes[TIMER_OUT_MS] = str(record.stored_ms + level_ms)
+            changes[TIMER_OUT_MS] = str(record.stored_ms + self._level_ms(level))
         properties = change_properties(bytes(record.properties), update=changes)
         return copy_record(record, topic=TIMER_TOPIC, queue_id=0, properties=_fitting(properties))
 

@@ -39,6 +39,7 @@ from escrowmq.message.names import DELIVERY_TOPIC, REAL_TOPIC, SCHEDULE_TOPIC, T
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import NewRecord, StoredRecord
 from escrowmq.store.config_files import delay_offsets_file
+from escrowmq.store.damage import DamageKind
 from escrowmq.store.disk import Disk, read_file, replace_file
 from escrowmq.store.store import MessageStore
 
@@ -309,7 +310,7 @@ class DeliveryProgress:
     def __init__(self, store: MessageStore, disk: Disk) -> None:
         self._store = store
         self._disk = disk
-        self._file = delay_offsets_file(disk)
+        self._file = delay_offsets_file(disk, store.damage)
         self._levels: dict[int, LevelProgress] = {}
         self.timers = DeliveredTimers()
         # Messages that the last note names and that a crash has cut off. The next note repeats
@@ -450,7 +451,10 @@ class DeliveryProgress:
             snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
             DeliveredTimers.load(snapshot.timers)
         except (msgspec.MsgspecError, ValueError) as error:
-            log.error("%s is not used, all delivery notes are read: %s", SNAPSHOT_PATH, error)
+            description = f"all delivery notes are read instead: {error}"
+            self._store.damage.add(
+                DamageKind.SNAPSHOT, SNAPSHOT_PATH, description, is_repaired=True
+            )
             return None
         # One that is ahead of the log, or of another log, would hide timers that still wait.
         if not snapshot.log_offset <= self._store.end:

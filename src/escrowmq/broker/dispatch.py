@@ -39,13 +39,17 @@ from escrowmq.errors import (
     WriterFenced,
 )
 from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.escrow.records import parse_half
 from escrowmq.message.names import (
     BROKER_ONLY_TOPICS,
     DLQ_PREFIX,
+    HALF_TOPIC,
     RETRY_PREFIX,
     TRACE_TOPIC,
+    WRITER,
     reply_topic,
 )
+from escrowmq.message.properties import find_property
 from escrowmq.message.record import LogOffset
 from escrowmq.peer import Peer
 from escrowmq.remoting.bodies import (
@@ -219,6 +223,7 @@ def respond_error(
 
 _READ: Final = Action.SUB | Action.GET
 _COMMIT_OFFSET: Final = Action.SUB | Action.UPDATE
+_WRITER_MARK: Final = f"{WRITER}\x01"
 
 
 class RequestPermissions:
@@ -249,8 +254,15 @@ class RequestPermissions:
     # --- messages --------------------------------------------------------------------------------
 
     def send(self, request: Request[Any]) -> Iterable[Permission]:
-        topic = request.head.fields.topic
-        return () if topic == TRACE_TOPIC else (self._topic(topic, Action.PUB),)
+        fields = request.head.fields
+        topic, properties = fields.topic, fields.properties
+        required = () if topic == TRACE_TOPIC else (self._topic(topic, Action.PUB),)
+        if _WRITER_MARK in properties:
+            # A half of a writer takes part in the writer's batches, so it needs what a
+            # registration of the writer needs.
+            writer = find_property(properties.encode(), WRITER.encode()) or b""
+            return (*required, _group(writer.decode("utf-8", "replace"), Action.PUB))
+        return required
 
     def reply(self, request: Request[Any]) -> Iterable[Permission]:
         """Require nothing for the reply topic: a client that could read a request may reply."""
@@ -274,7 +286,7 @@ class RequestPermissions:
             record = self._store.record_at(LogOffset(request.head.fields.offset))
         except (RecordNotFound, CorruptRecord):
             return  # nothing to protect; the handler reports it
-        yield self._topic(record.topic, _READ)
+        yield self._topic(record.topic, _READ)._replace(is_hidden=True)
 
     def create_topic(self, request: Request[Any]) -> Iterable[Permission]:
         return (Permission(ResourceType.TOPIC, request.head.fields.topic, Action.CREATE),)
@@ -295,21 +307,32 @@ class RequestPermissions:
 
     def end(self, request: Request[Any]) -> Iterable[Permission]:
         fields = request.head.fields
-        return self._half(fields.tran_state_table_offset, fields.commit_log_offset)
+        return self._half(
+            fields.tran_state_table_offset, fields.commit_log_offset, fields.producer_group
+        )
 
     def end_many(self, request: Request[Any]) -> Iterator[Permission]:
         required: dict[Permission, None] = {}
         for queue_offset, log_offset in decode_body(HalfPositions, request.body).halves:
-            required.update(dict.fromkeys(self._half(queue_offset, log_offset)))
+            group = request.head.fields.producer_group
+            required.update(dict.fromkeys(self._half(queue_offset, log_offset, group)))
         yield from required
 
-    def _half(self, queue_offset: int, log_offset: int) -> Iterator[Permission]:
+    def _half(self, queue_offset: int, log_offset: int, group: str) -> Iterator[Permission]:
+        """Require what a send to the topic of the half needs, also to learn how it ended."""
         try:
-            half = self._coordinator.find_open(queue_offset, log_offset)
-        except TransactionNotFound:
+            half = self._coordinator.find_open(queue_offset, log_offset, group)
+            topic = self._stored_topic(log_offset) if half is None else half.topic
+        except (TransactionNotFound, RecordNotFound, CorruptRecord):
             return  # the handler reports it
-        if half is not None:  # a decided one can only be reported again
-            yield self._topic(half.topic, Action.PUB)
+        if topic is not None:
+            yield self._topic(topic, Action.PUB)._replace(is_hidden=True)
+
+    def _stored_topic(self, log_offset: int) -> str | None:
+        """Return the topic of the half at this log offset; None if there is no half."""
+        record = self._store.record_at(LogOffset(log_offset))
+        properties = parse_half(record) if record.topic == HALF_TOPIC else None
+        return None if properties is None else properties.topic
 
     def writer(self, request: Request[Any]) -> Iterable[Permission]:
         return (_group(request.head.fields.writer, Action.PUB),)

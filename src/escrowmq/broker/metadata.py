@@ -4,6 +4,9 @@ A send to an unknown topic names a template (`TBW102`). If topics may inherit fr
 the topic is created with as many queues as the client asks for and the template allows. Every
 change advances the data version, by which name servers notice it.
 
+A change is made in memory first. The broker saves it before it responds to the request, and undoes
+it with `revert` if that fails; so a client is told what is on the disk.
+
 Subscription groups are the configuration of consumer groups. `consume/members.py` knows which
 members are connected.
 """
@@ -11,7 +14,7 @@ members are connected.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -44,6 +47,7 @@ from escrowmq.message.topic_config import (
 )
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.config_files import ConfigFile, GroupConfig
+from escrowmq.store.damage import DamageKind, DamageReports
 
 GROUP_NAME_LENGTH_MAX: Final = 120
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that an error repeats
@@ -93,6 +97,9 @@ class TopicTable:
         self._topics = file.entries("topicConfigTable", TopicConfig)
         self.version: DataVersion = file.version()
         self.is_dirty = False
+        self.is_file_uncertain = False  # a save has failed, so the file may differ from the table
+        # What each changed topic was when the table was saved; None if it did not exist.
+        self._unsaved: dict[str, TopicConfig | None] = {}
         self._staged: list[tuple[TopicConfig, int]] | None = None
         # Number of queues of each topic that clients may send to. Every send reads it.
         self.sendable_queue_counts: dict[str, int] = {}
@@ -127,13 +134,16 @@ class TopicTable:
         return dict(self._topics)
 
     def put(self, config: TopicConfig, *, now_ms: int) -> None:
+        self._unsaved.setdefault(config.topic_name, self._topics.get(config.topic_name))
         self._topics[config.topic_name] = config
         self._update_queue_count(config)
         self._mark_changed(now_ms)
 
     def remove(self, topic: str, *, now_ms: int) -> bool:
-        if self._topics.pop(topic, None) is None:
+        config = self._topics.pop(topic, None)
+        if config is None:
             return False
+        self._unsaved.setdefault(topic, config)
         self.sendable_queue_counts.pop(topic, None)
         self._mark_changed(now_ms)
         return True
@@ -190,14 +200,52 @@ class TopicTable:
         """Keep the topics that were created since `stage_creations()`, or forget them."""
         staged, self._staged = self._staged or [], None
         for config, now_ms in staged:
+            del self._topics[config.topic_name]
             if is_kept:
                 self.put(config, now_ms=now_ms)
-            else:
-                del self._topics[config.topic_name]
 
     def save(self) -> None:
+        """Save the table, durably. Raises StoreError."""
+        self.is_file_uncertain = True
         self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
+        self.is_dirty = self.is_file_uncertain = False
+        self._unsaved.clear()
+
+    def revert(self) -> None:
+        """Undo every change since the table was saved, because it could not be saved again."""
+        for name, config in self._unsaved.items():
+            if config is None:
+                self._topics.pop(name, None)
+                self.sendable_queue_counts.pop(name, None)
+            else:
+                self._topics[name] = config
+                self._update_queue_count(config)
+        self._unsaved.clear()
         self.is_dirty = False
+        self._on_changed()
+
+    def restore_missing(self, queues: Iterable[tuple[str, int]], damage: DamageReports) -> None:
+        """Create the topics of queues that the table does not have, because its file was damaged.
+
+        Their settings are lost, except for the number of queues that have messages.
+        """
+        if self._file.was_intact:
+            return
+        queue_counts: dict[str, int] = {}
+        for topic, queue_id in queues:
+            if topic not in self._topics:
+                queue_counts[topic] = max(queue_counts.get(topic, 0), queue_id + 1)
+        for topic, count in sorted(queue_counts.items()):
+            self._topics[topic] = _new_topic(topic, count, PERM_READ | PERM_WRITE)
+            self._update_queue_count(self._topics[topic])
+            self.is_dirty = True
+            damage.add(
+                DamageKind.CONFIG,
+                "config/topics.json",
+                f"topic {topic} has messages but was not in the table; it was created again with "
+                f"{count} queues and default settings",
+                is_repaired=True,
+            )
 
     def _update_all_queue_counts(self) -> None:
         for config in self._topics.values():
@@ -269,6 +317,9 @@ class SubscriptionGroups:
         self._groups = file.entries("subscriptionGroupTable", GroupConfig)
         self.version: DataVersion = file.version()
         self.is_dirty = False
+        self.is_file_uncertain = False  # a save has failed, so the file may differ from the table
+        # What each changed group was when the table was saved; None if it did not exist.
+        self._unsaved: dict[str, GroupConfig | None] = {}
         self._staged: list[tuple[GroupConfig, int]] | None = None
         for name in SYSTEM_GROUPS:
             self._groups.setdefault(name, GroupConfig(group_name=name))
@@ -304,10 +355,9 @@ class SubscriptionGroups:
         """Keep the groups that were created since `stage_creations()`, or forget them."""
         staged, self._staged = self._staged or [], None
         for config, now_ms in staged:
+            del self._groups[config.group_name]
             if is_kept:
                 self.put(config, now_ms=now_ms)
-            else:
-                del self._groups[config.group_name]
 
     def require(self, name: str, *, now_ms: int) -> GroupConfig:
         """Return the group, created if need be. Raise SUBSCRIPTION_GROUP_NOT_EXIST."""
@@ -317,13 +367,16 @@ class SubscriptionGroups:
         return config
 
     def put(self, config: GroupConfig, *, now_ms: int) -> None:
+        self._unsaved.setdefault(config.group_name, self._groups.get(config.group_name))
         self._groups[config.group_name] = config
         self.version = self.version.next(now_ms)
         self.is_dirty = True
 
     def remove(self, name: str, *, now_ms: int) -> bool:
-        if self._groups.pop(name, None) is None:
+        config = self._groups.pop(name, None)
+        if config is None:
             return False
+        self._unsaved.setdefault(name, config)
         self.version = self.version.next(now_ms)
         self.is_dirty = True
         return True
@@ -332,7 +385,20 @@ class SubscriptionGroups:
         return dict(self._groups)
 
     def save(self) -> None:
+        """Save the table, durably. Raises StoreError."""
+        self.is_file_uncertain = True
         self._file.save(subscriptionGroupTable=self._groups, dataVersion=self.version)
+        self.is_dirty = self.is_file_uncertain = False
+        self._unsaved.clear()
+
+    def revert(self) -> None:
+        """Undo every change since the table was saved, because it could not be saved again."""
+        for name, config in self._unsaved.items():
+            if config is None:
+                self._groups.pop(name, None)
+            else:
+                self._groups[name] = config
+        self._unsaved.clear()
         self.is_dirty = False
 
 

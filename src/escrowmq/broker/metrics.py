@@ -110,6 +110,12 @@ LOG_CHECKPOINTED: Final = Gauge(
     "Log offset up to which queues and index are in their files, where a start after a crash "
     "begins to read.",
 )
+DAMAGE_FOUND: Final = Counter(
+    "escrowmq_damage_found_total",
+    "Damage that was found in files since the start. The kind is that of the file; repaired is yes "
+    "if nothing was lost.",
+    ("kind", "repaired"),
+)
 LOG_DAMAGED_RANGES: Final = Gauge(
     "escrowmq_log_damaged_ranges",
     "Ranges of the log whose messages were durable and that the last start found damaged.",
@@ -343,6 +349,10 @@ class BrokerMetrics:
         yield LOG_END.value(store.end)
         yield LOG_FLUSHED.value(store.flushed_offset)
         yield LOG_CHECKPOINTED.value(store.checkpointed_offset)
+        yield DAMAGE_FOUND.samples(
+            ((kind.value, "yes" if is_repaired else "no"), count)
+            for (kind, is_repaired), count in list(store.damage.counts.items())
+        )
         yield LOG_DAMAGED_RANGES.value(len(store.recovery.damage))
         yield LOG_DAMAGED_BYTES.value(sum(damage.size for damage in store.recovery.damage))
         yield STORE_WRITABLE.value(int(store.is_writable))

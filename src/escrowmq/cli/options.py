@@ -102,6 +102,7 @@ ACCESS_KEY_VARIABLE: Final = "ESCROWMQ_ACCESS_KEY"
 SECRET_KEY_VARIABLE: Final = "ESCROWMQ_SECRET_KEY"
 SECURITY_TOKEN_VARIABLE: Final = "ESCROWMQ_SECURITY_TOKEN"
 CREDENTIALS_VARIABLE: Final = "ESCROWMQ_CREDENTIALS"
+STRONG_SIGNATURE_VARIABLE: Final = "ESCROWMQ_STRONG_SIGNATURE"
 TLS_VARIABLE: Final = "ESCROWMQ_TLS"
 TLS_CA_VARIABLE: Final = "ESCROWMQ_TLS_CA"
 _META_KEY: Final = "escrowmq.access"
@@ -132,6 +133,13 @@ access_options = combine_options(
         "--credentials",
         metavar="FILE",
         help=f"A YAML file with both keys, like RocketMQ's tools.yml.  [${CREDENTIALS_VARIABLE}]",
+    ),
+    _access_option(
+        "--strong-signature",
+        is_flag=True,
+        default=None,
+        help="Sign with EscrowMQ's own signature, which RocketMQ does not know.  "
+        f"[${STRONG_SIGNATURE_VARIABLE}=1]",
     ),
     _access_option(
         "--tls", is_flag=True, default=None, help=f"Connect with TLS.  [${TLS_VARIABLE}=1]"
@@ -165,10 +173,22 @@ def current_access() -> Access:
             f"${SECRET_KEY_VARIABLE}, or --credentials FILE"
         )
     ca_file = options.get("tls_ca") or environment.get(TLS_CA_VARIABLE, "")
-    has_tls = bool(
-        options.get("tls") or ca_file or environment.get(TLS_VARIABLE, "") not in ("", "0", "false")
+    has_tls = bool(options.get("tls") or ca_file or _is_set(TLS_VARIABLE))
+    is_strong = bool(options.get("strong_signature") or _is_set(STRONG_SIGNATURE_VARIABLE))
+    if is_strong and not access_key:
+        raise ConfigError("--strong-signature needs an account: give --access-key or --credentials")
+    return Access(
+        access_key,
+        secret_key,
+        security_token,
+        tls=has_tls,
+        ca_file=ca_file,
+        strong_signature=is_strong,
     )
-    return Access(access_key, secret_key, security_token, tls=has_tls, ca_file=ca_file)
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0", "false")
 
 
 def _read_credentials(file: Path) -> tuple[str, str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import ssl
 from dataclasses import dataclass
 
 from escrowmq.auth.signature import Signer
+from escrowmq.auth.strong_signature import StrongSigner
+from escrowmq.clock import SystemClock
 from escrowmq.errors import ConfigError
 from escrowmq.remoting.connection import SignFunction
 from escrowmq.secret import Secret
@@ -19,7 +22,8 @@ class Access:
 
     `access_key` and `secret_key` sign each request as RocketMQ's ACL expects it; both are empty
     for a cluster without accounts. `security_token` belongs to temporary keys. The secrets do not
-    appear in the repr.
+    appear in the repr. `strong_signature=True` signs with EscrowMQ's own signature, which covers
+    the whole request and cannot be replayed; RocketMQ's servers do not know it.
 
     `tls=True` encrypts the connections. The server's certificate must be signed by an authority
     in `ca_file`, or by one that the system trusts if `ca_file` is empty; `verify_server=False`
@@ -39,6 +43,7 @@ class Access:
     cert_file: str = ""
     key_file: str = ""
     verify_server: bool = True
+    strong_signature: bool = False
 
     def __post_init__(self) -> None:
         # A Secret hides its text in a repr and in the local variables of a traceback.
@@ -48,17 +53,30 @@ class Access:
                 object.__setattr__(self, name, Secret(value))
         if bool(self.access_key) != bool(self.secret_key):
             raise ValueError("access_key and secret_key belong together: give both or none")
+        if self.strong_signature and not self.access_key:
+            raise ValueError("strong_signature needs access_key and secret_key")
         if (self.ca_file or self.cert_file) and self.tls is not True:
             raise ValueError("ca_file and cert_file need tls=True")
         if self.key_file and not self.cert_file:
             raise ValueError("key_file needs cert_file, the certificate of that key")
 
     def signer(self) -> SignFunction | None:
-        """Return the function that signs the requests of a connection; None without an account."""
+        """Return the function that signs the requests of a connection; None without an account.
+
+        Every connection needs one of its own: a strong signature numbers the requests.
+        """
         if not self.access_key:
             return None
         assert isinstance(self.secret_key, Secret)  # __post_init__ converted both
         assert isinstance(self.security_token, Secret)
+        if self.strong_signature:
+            return StrongSigner(
+                self.access_key,
+                self.secret_key,
+                self.security_token,
+                session=secrets.token_hex(16),
+                now_ms=SystemClock().now_ms,
+            )
         return Signer(self.access_key, self.secret_key, self.security_token)
 
     def ssl_context(self) -> ssl.SSLContext | None:

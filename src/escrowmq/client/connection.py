@@ -248,7 +248,7 @@ class ConnectionPool:
 
     def __init__(self, on_request: RequestCallback, access: Access | None = None) -> None:
         access = access or NO_ACCESS
-        self._sign = access.signer()
+        self._access = access
         self._ssl_context = access.ssl_context()
         self._on_request = on_request
         self._connections: dict[str, asyncio.Task[ClientConnection]] = {}  # by address
@@ -267,7 +267,7 @@ class ConnectionPool:
                 ClientConnection.connect(
                     address,
                     self._on_request,
-                    sign=self._sign,
+                    sign=self._access.signer(),
                     ssl_context=self._ssl_context,
                 )
             )

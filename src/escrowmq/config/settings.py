@@ -670,6 +670,11 @@ class SecurityConfig(_SettingsGroup):
         None, OptionalFile(), "escrowAclFile", "",
         "File with the accounts: plain_acl.yml, or users and policies; reloaded when it changes.",
     )
+    strong_signature_only: bool = setting(
+        False, Boolean(), "escrowStrongSignatureOnly", "",
+        "Accept only EscrowMQ's own signature, which covers the whole request; RocketMQ's clients "
+        "do not have it.",
+    )
     inner_credentials: Secret = setting(
         Secret(""), CredentialsText(), "innerClientAuthenticationCredentials", "",
         "Account with which the broker registers with name servers of other processes.",

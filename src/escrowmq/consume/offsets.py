@@ -8,10 +8,17 @@ Callers check that topic, group and queue exist before they commit; this bounds 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from escrowmq.message.record import QueueOffset
 
 _SEPARATOR = "@"  # neither topics nor groups may contain it
+
+
+class OffsetsSnapshot(NamedTuple):
+    table: dict[str, dict[int, int]]
+    topics: dict[str, set[str]]
+    resets: dict[tuple[str, str, int], QueueOffset]
 
 
 class ConsumerOffsets:
@@ -35,6 +42,16 @@ class ConsumerOffsets:
     def dump(self) -> dict[str, dict[int, int]]:
         """Return a copy, which can be saved while commits go on."""
         return {key: dict(queues) for key, queues in self._table.items()}
+
+    def snapshot(self) -> OffsetsSnapshot:
+        """Return everything as it is now, for `restore`."""
+        topics = {group: set(topics) for group, topics in self._topics.items()}
+        return OffsetsSnapshot(self.dump(), topics, dict(self._resets))
+
+    def restore(self, snapshot: OffsetsSnapshot) -> None:
+        """Undo what has changed since a snapshot, because it could not be saved."""
+        self._table, self._topics, self._resets = snapshot
+        self.version += 1  # the file may have what is undone here, so it has to be saved again
 
     def commit(self, topic: str, group: str, queue_id: int, queue_offset: int) -> bool:
         """Store an offset. Return whether it was accepted.

@@ -33,6 +33,7 @@ from escrowmq.message.names import (
     TIMER_DELIVER_MS,
     UNIQUE_KEY,
     dlq_topic,
+    is_group_topic,
     retry_topic,
 )
 
@@ -98,8 +99,11 @@ def send_back(
         return None
     times = max(0, failed.reconsume_times)
     properties = _without_delays(failed.properties)
-    properties.setdefault(RETRY_TOPIC, failed.topic)
-    properties.setdefault(ORIGIN_MESSAGE_ID, failed.offset_id)
+    origin = {RETRY_TOPIC: failed.topic, ORIGIN_MESSAGE_ID: failed.offset_id}
+    # A message that was sent back before says where it came from. In any other message these
+    # properties are a claim of its sender, and the retry would reach consumers as that topic's.
+    was_sent_back = is_group_topic(failed.topic)
+    properties = {**origin, **properties} if was_sent_back else {**properties, **origin}
     if delay_level < 0 or times >= policy.effective_max_times:
         return _dead_letter(group, min(times + 1, _RECONSUME_TIMES_MAX), properties)
     level = delay_level or _FIRST_DELAY_LEVEL + times

@@ -11,6 +11,7 @@ with asyncio ones. Neither knows what comes next, and the generator does not kno
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -503,18 +504,23 @@ class TransactionMessages(BaseTransactionMessages):
     ) -> None:
         super().__init__(inner, begin_scope)
         self.prepare_send = prepare_send  # of the binding's ops
+        self._prepare_lock = threading.Lock()  # a database connection serves one thread at a time
 
     def send(self, message: Message) -> SendResult:
         """Park a message, which is delivered if and only if the database commits.
 
         A message that is sent inside a savepoint is delivered only if the savepoint is not rolled
-        back. Raises what `producer.send` raises, SessionEndedInBlock if the block has ended its own
+        back. It uses the connection of the database transaction, so no other statement may run
+        there at the same time.
+
+        Raises what `producer.send` raises, SessionEndedInBlock if the block has ended its own
         database transaction, and TransactionConflict after the block. The transaction can then
         only be rolled back, even if the block catches the error.
         """
         self._raise_if_ended()
         try:
-            scope = self.main_scope if self.prepare_send is None else self.prepare_send()
+            with self._prepare_lock:
+                scope = self.main_scope if self.prepare_send is None else self.prepare_send()
             inner = scope.client_transaction
             assert isinstance(inner, blocking.Transaction)
             return inner.send(self._stamp(message))
@@ -553,12 +559,14 @@ class AsyncTransactionMessages(BaseTransactionMessages):
     ) -> None:
         super().__init__(inner, begin_scope)
         self.prepare_send = prepare_send  # of the binding's ops
+        self._prepare_lock = asyncio.Lock()  # a database connection serves one task at a time
 
     async def send(self, message: Message) -> SendResult:
         """Park a message; see `TransactionMessages.send`."""
         self._raise_if_ended()
         try:
-            scope = self.main_scope if self.prepare_send is None else await self.prepare_send()
+            async with self._prepare_lock:
+                scope = self.main_scope if self.prepare_send is None else await self.prepare_send()
             inner = scope.client_transaction
             assert isinstance(inner, client.Transaction)
             return await inner.send(self._stamp(message))
@@ -636,7 +644,7 @@ class CleanupThread:
         while not self._stopped.wait(self._interval_s):
             try:
                 self._work()
-            except Exception:
+            except BaseException:  # nothing may end the thread without a word
                 log.exception("clean-up failed, will retry")
 
 

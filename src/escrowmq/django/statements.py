@@ -63,7 +63,10 @@ def count_message(alias: str, transaction_id: str, proof: str, count: int) -> bo
     if _has_transaction_numbers(alias):
         statement = f"{_COUNT_ONE_MORE} RETURNING {_TRANSACTION_NUMBER}"
         return str(_scalar(alias, statement, values)) == proof
-    return _renew_savepoint(alias, proof) and _execute(alias, _COUNT_ONE_MORE, values) == 1
+    if not _release_savepoint(alias, proof):
+        return False
+    _execute(alias, f"SAVEPOINT {proof}")
+    return _execute(alias, _COUNT_ONE_MORE, values) == 1
 
 
 def finish_marker(alias: str, transaction_id: str, proof: str, count: int) -> bool:
@@ -73,7 +76,7 @@ def finish_marker(alias: str, transaction_id: str, proof: str, count: int) -> bo
     can ask about it.
     """
     has_numbers = _has_transaction_numbers(alias)
-    if not has_numbers and not _renew_savepoint(alias, proof):
+    if not has_numbers and not _release_savepoint(alias, proof):
         return False
     if has_numbers and str(_scalar(alias, f"SELECT {_TRANSACTION_NUMBER}")) != proof:
         return False
@@ -116,15 +119,14 @@ def _has_transaction_numbers(alias: str) -> bool:
     return connections[alias].vendor == "postgresql"
 
 
-def _renew_savepoint(alias: str, savepoint: str) -> bool:
-    """Set a savepoint again, behind all others. Return False if it does not exist."""
+def _release_savepoint(alias: str, savepoint: str) -> bool:
+    """Release a savepoint. Return False if it does not exist."""
     try:
         _execute(alias, f"RELEASE SAVEPOINT {savepoint}")
     except DatabaseError as error:
         if is_missing_savepoint(error.__cause__):
             return False
         raise
-    _execute(alias, f"SAVEPOINT {savepoint}")
     return True
 
 

@@ -68,6 +68,7 @@ from escrowmq.escrow.records import (
     make_op,
     make_plain_final,
     make_stranded,
+    parse_half,
 )
 from escrowmq.escrow.writers import DecisionRecord, Winner, WriterTable, make_decision_record
 from escrowmq.message import names
@@ -173,10 +174,7 @@ class TransactionCoordinator:
         `parked()` or `park_failed()` after the append. Raises TooManyOpenTransactions.
         """
         group_topic_key = half.group, half.topic, half.key
-        if (
-            group_topic_key in self._keys_in_turn
-            or self.find_duplicate(*group_topic_key) is not None
-        ):
+        if group_topic_key in self._keys_in_turn or self.find_duplicate(*group_topic_key):
             self.counters.duplicate_sends += 1
             return False
         self._check_limits(half.group, size)
@@ -315,7 +313,7 @@ class TransactionCoordinator:
         if half is None or half.log_offset != log_offset or half.group != group:
             half = self.find_open(queue_offset, log_offset, group)
             if half is None:
-                return self._already_decided(queue_offset, log_offset, state)
+                return self._already_decided(queue_offset, log_offset, state, group)
         if half.is_being_decided:
             return InProgress()
         decided_by = f"{by} {by_name}" if by_name else by
@@ -341,7 +339,7 @@ class TransactionCoordinator:
         for queue_offset, log_offset in dict.fromkeys(positions):
             half = self.find_open(queue_offset, log_offset, group)
             if half is None:
-                self._already_decided(queue_offset, log_offset, state)
+                self._already_decided(queue_offset, log_offset, state, group)
             else:
                 queue_offsets[half.queue_offset] = None
         if not queue_offsets:
@@ -393,6 +391,7 @@ class TransactionCoordinator:
         """Return the undecided half that has or had this position; None if it is decided.
 
         Raises TransactionNotFound if another half is there, or one of another group than `group`.
+        The error tells nothing about the half: the client that asks may not be its producer.
         """
         half = self.halves.find(self.aliases.get(queue_offset, queue_offset))
         if half is None:
@@ -402,14 +401,37 @@ class TransactionCoordinator:
         else:
             stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
         # None: the log has lost that position. The alias still proves that it belongs to the half.
-        if stored_offset is not None and stored_offset != log_offset:
-            raise _wrong_log_offset(queue_offset, stored_offset, log_offset)
-        if group is not None and half.group != group:
-            raise TransactionNotFound(
-                f"the half message at queue offset {queue_offset} belongs to producer group "
-                f"{half.group}, not {group}"
-            )
+        if (stored_offset is not None and stored_offset != log_offset) or (
+            group is not None and half.group != group
+        ):
+            raise _no_half(queue_offset, log_offset, group)
         return half
+
+    def decided_state(
+        self, queue_offset: int, log_offset: int, group: str | None = None
+    ) -> TransactionState:
+        """Return how the half at this position was decided. Raises TransactionNotFound."""
+        recorded = self.states.get(queue_offset)
+        stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
+        if (
+            recorded is None
+            or stored_offset != log_offset
+            or (group is not None and self._stored_group(stored_offset) not in (None, group))
+        ):
+            raise _no_half(queue_offset, log_offset, group)
+        if not recorded.is_decided:
+            raise TransactionNotFound(
+                f"the half message at queue offset {queue_offset} cannot be read"
+            )
+        return recorded
+
+    def _stored_group(self, log_offset: int) -> str | None:
+        """Return the producer group of a stored half; None if it cannot be read."""
+        try:
+            properties = parse_half(self._half_log.record_at(log_offset))
+        except (CorruptRecord, RecordNotFound):
+            return None
+        return None if properties is None else properties.group
 
     def strand(self, half: Half, reason: str, record: StoredRecord, *, now_ms: int) -> Decision:
         """Set a half aside for an operator: no more checks are sent for it."""
@@ -545,21 +567,10 @@ class TransactionCoordinator:
         return Decision(half, state, records)
 
     def _already_decided(
-        self, queue_offset: int, log_offset: int, state: TransactionState
+        self, queue_offset: int, log_offset: int, state: TransactionState, group: str | None
     ) -> AlreadyDecided:
         """Compare the recorded outcome of a half that is not open with the expected one."""
-        recorded = self.states.get(queue_offset)
-        stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
-        if recorded is None or stored_offset is None:
-            raise TransactionNotFound(
-                f"no half message at queue offset {queue_offset}, or it has expired"
-            )
-        if stored_offset != log_offset:
-            raise _wrong_log_offset(queue_offset, stored_offset, log_offset)
-        if not recorded.is_decided:
-            raise TransactionNotFound(
-                f"the half message at queue offset {queue_offset} cannot be read"
-            )
+        recorded = self.decided_state(queue_offset, log_offset, group)
         if recorded is not state:
             self.counters.conflicts += 1
             raise TransactionConflict(
@@ -777,10 +788,10 @@ class TransactionCoordinator:
         self.cursors.advance(self.states.first_open(self.cursors.half_offset))
 
 
-def _wrong_log_offset(
-    queue_offset: int, stored_offset: int, log_offset: int
-) -> TransactionNotFound:
+def _no_half(queue_offset: int, log_offset: int, group: str | None) -> TransactionNotFound:
+    """Return the error for a half that cannot be found. It repeats only what the caller said."""
+    of_group = "" if group is None else f" of producer group {group}"
     return TransactionNotFound(
-        f"the half message at queue offset {queue_offset} has log offset {stored_offset}, "
-        f"not {log_offset}"
+        f"no half message at queue offset {queue_offset} and log offset {log_offset}{of_group}, "
+        "or it has expired"
     )

@@ -127,6 +127,16 @@ REASON_LENGTH_MAX: Final = 500  # of an op
 REMARK_LENGTH_MAX: Final = 200  # of a producer, in the journal and in memory
 
 
+def check_half_names(group: str, key: bytes) -> None:
+    """Raise RecordRefused if group or key could break a line of a log or of a list."""
+    for name, value in (("PGROUP", group), ("UNIQ_KEY", key.decode("utf-8", "replace"))):
+        if names.has_control_characters(value):
+            raise RecordRefused(
+                f"the {name} of a transactional message contains control characters: "
+                f"{value[:100]!r}"
+            )
+
+
 def check_half_limits(key: bytes, properties_bytes: int) -> None:
     """Raise RecordRefused if a half leaves no room for what the broker may have to add."""
     if len(key) > UNIQUE_KEY_BYTES_MAX:

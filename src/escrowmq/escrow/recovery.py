@@ -173,13 +173,17 @@ def encode_snapshot(snapshot: CoordinatorSnapshot) -> bytes:
     return crc32(data).to_bytes(4, "big") + data
 
 
+def is_snapshot(content: bytes) -> bool:
+    """Return whether the content of a file is what `encode_snapshot` has returned."""
+    return len(content) > 4 and crc32(content[4:]) == int.from_bytes(content[:4], "big")
+
+
 def decode_snapshot(content: bytes, log_begin: int, log_end: int) -> CoordinatorSnapshot | None:
     """Return the snapshot in this file; None if it is damaged or does not fit the log."""
-    data = content[4:]
-    if len(content) <= 4 or crc32(data) != int.from_bytes(content[:4], "big"):
+    if not is_snapshot(content):
         return None
     try:
-        snapshot = msgspec.msgpack.decode(data, type=CoordinatorSnapshot)
+        snapshot = msgspec.msgpack.decode(content[4:], type=CoordinatorSnapshot)
     except msgspec.MsgspecError:  # written by another version
         return None
     # One that is ahead of the log, or of another log, would report transactions as decided whose

@@ -464,6 +464,10 @@ class KvConfig:
         """Return the content of kvConfig.json, as RocketMQ writes it."""
         return {"configTable": {name: dict(table) for name, table in self._table.items()}}
 
+    def restore(self, content: dict[str, Any]) -> None:
+        """Undo what has changed since `dump` returned this content, because it was not saved."""
+        self._table = {name: dict(table) for name, table in content["configTable"].items()}
+
     def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value. Raises RequestRefused if a name or the value is too long, or a limit hit."""
         check_name("namespace", namespace)

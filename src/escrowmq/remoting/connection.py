@@ -130,8 +130,8 @@ class CallFailed:
 
 Event = Request[Any] | InvalidRequest | Response | UnmatchedResponse
 RequestFields = Header | dict[str, str] | None  # a typed header, or the extFields themselves
-# Takes extFields and body, and returns extFields with a signature.
-SignFunction = Callable[[dict[str, str], Body], dict[str, str]]
+# Takes a header and a body, and returns the extFields of the header with a signature.
+SignFunction = Callable[[Command, Body], dict[str, str]]
 
 
 class Connection:
@@ -314,9 +314,10 @@ class Connection:
         if self._is_closed:
             raise NotSent("the connection is closed")
         ext_fields = encode_header(fields) if isinstance(fields, Header) else fields or {}
-        if self._sign is not None:
-            ext_fields = self._sign(ext_fields, body)
         command = Command(code=code, opaque=opaque, flag=flag, remark=remark, ext_fields=ext_fields)
+        if self._sign is not None:
+            signed_fields = self._sign(command, body)
+            command = msgspec.structs.replace(command, ext_fields=signed_fields)
         return encode_command(command, self._serializer)
 
     def _take_opaque(self) -> int:

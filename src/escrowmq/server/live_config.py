@@ -217,6 +217,38 @@ _SPECIFIER: Final = re.compile(r"(?:\b(\w+)=)?%(?:%|[-+ #0]*\d*(?:\.\d+)?([sdrfg
 _RESERVED_FIELDS: Final = frozenset(("time", "level", "broker", "logger", "message", "exception"))
 
 
+# What a reader of the log may take for the end of a line, and what a terminal may obey.
+_CONTROL_CHARACTERS: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
+
+
+class TextFormatter(logging.Formatter):
+    """One line of text per event; the lines of a traceback follow, each behind a bar.
+
+    Clients choose names that are logged. Control characters in them are escaped, so that no client
+    can write a line that looks like one of ours.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {prefix}%(name)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's
+        return _escape_control_characters(super().formatMessage(record))
+
+    def formatException(self, exc_info: Any) -> str:  # noqa: N802  # the base class's
+        return _behind_bars(super().formatException(exc_info))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802  # the base class's
+        return _behind_bars(super().formatStack(stack_info))
+
+
+def _behind_bars(text: str) -> str:
+    return "\n".join(f"  | {_escape_control_characters(line)}" for line in text.split("\n"))
+
+
+def _escape_control_characters(text: str) -> str:
+    return _CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], text)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per line; each `name=%s` pair of a message is also a field.
 
@@ -239,7 +271,11 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        # JSON leaves some characters as they are that end a line for other readers.
+        return _CONTROL_CHARACTERS.sub(
+            lambda match: f"\\u{ord(match[0]):04x}",
+            json.dumps(line, ensure_ascii=False, default=str),
+        )
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -263,9 +299,7 @@ def configure_logging(config: LogConfig, broker: str, *, is_supervised: bool = F
         handler.setFormatter(JsonFormatter(broker))
     else:
         prefix = f"{broker.replace('%', '%%')} " if is_supervised else ""
-        handler.setFormatter(
-            logging.Formatter(f"%(asctime)s %(levelname)s {prefix}%(name)s %(message)s")
-        )
+        handler.setFormatter(TextFormatter(prefix))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.log_level.value)

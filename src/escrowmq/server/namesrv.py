@@ -37,6 +37,7 @@ from escrowmq.namesrv.registration import (
     unregistration_request,
 )
 from escrowmq.parsing import parse_lenient_json
+from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.connection import SignFunction
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error
@@ -68,8 +69,8 @@ KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
 class KvConfigFile:
     """The key-value config of a name server, in a file.
 
-    Each change is durable before it is responded to. If the disk refuses the write, this is logged
-    and tried again after the next turn.
+    Each change is durable before it is responded to. If the disk refuses the write, the change is
+    undone and the client gets an error.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -82,17 +83,21 @@ class KvConfigFile:
             raise ConfigError(f"{KV_CONFIG_PATH}: {error}") from error
         self.settings = KvConfig.load(content)
         self._saved_revision = self.settings.revision
+        self._saved_content = self.settings.dump()
 
     def save(self) -> None:
-        """Write the file if something has changed."""
+        """Write the file if something has changed. Raises StoreError after undoing the change."""
         if self.settings.revision == self._saved_revision:
             return
+        content = self.settings.dump()
         try:
-            replace_file(self._disk, KV_CONFIG_PATH, msgspec.json.encode(self.settings.dump()))
+            replace_file(self._disk, KV_CONFIG_PATH, msgspec.json.encode(content))
         except StoreError as error:
-            log.warning("key-value settings not saved: %s", error)
-        else:
+            log.warning("key-value settings not saved, the change is undone: %s", error)
+            self.settings.restore(self._saved_content)
             self._saved_revision = self.settings.revision
+            raise
+        self._saved_revision, self._saved_content = self.settings.revision, content
 
 
 class _NameServerHandler:
@@ -115,7 +120,14 @@ class _NameServerHandler:
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
                 return
-        connection.write(self._namesrv.handle(request, connection, now_ms=now_ms))
+        response = self._namesrv.handle(request, connection, now_ms=now_ms)
+        try:
+            self._kv_config_file.save()
+        except StoreError as error:
+            response = encode_error(
+                request, RequestRefused(ResponseCode.SYSTEM_ERROR, f"not saved: {error}")
+            )
+        connection.write(response)
 
     def _required_permissions(self, request: Request[Any]) -> tuple[Permission, ...]:
         if self._namesrv.is_public(request.head.code):
@@ -123,7 +135,6 @@ class _NameServerHandler:
         return self._access.administrator_permissions()
 
     def end_turn(self, now_ms: int) -> bool:
-        self._kv_config_file.save()
         return False
 
     def channel_closed(self, connection: ServerConnection) -> None:

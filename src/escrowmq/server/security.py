@@ -29,12 +29,14 @@ from escrowmq.auth.acl import (
     ResourceType,
     parse_rules,
 )
-from escrowmq.auth.signature import Signer
 from escrowmq.auth.validator import AccessValidator
+from escrowmq.client.access import Access
+from escrowmq.clock import SystemClock
 from escrowmq.config import ClientAuth, Config, SecurityConfig
 from escrowmq.config.loading import is_loopback
 from escrowmq.config.setting_types import read_credentials
 from escrowmq.errors import ConfigError, InvalidAccessRules
+from escrowmq.remoting.connection import SignFunction
 from escrowmq.secret import Secret
 
 log = logging.getLogger(__name__)
@@ -63,24 +65,34 @@ class AccessControl:
         self.validator: AccessValidator | None = None
         self.tls: TlsContext | None = None
         self.watchers: list[FileWatcher] = []
-        self._internal_signer: Signer | None = None
+        self._internal_signer: SignFunction | None = None
         if security.is_acl_on:
             assert security.acl_file is not None
-            self._enable_acl(security.acl_file, internal_account or new_internal_account())
+            self._enable_acl(
+                security.acl_file,
+                internal_account or new_internal_account(),
+                strong_signature_only=security.strong_signature_only,
+            )
         if security.has_tls:
             self.tls = tls = TlsContext(security)
             files = (security.tls_cert, security.tls_key, security.tls_trust)
             paths = [path for path in files if path is not None]
             self.watchers.append(FileWatcher("certificates", paths, tls.reload))
 
-    def _enable_acl(self, file: Path, internal_account: InternalAccount) -> None:
-        validator = self.validator = AccessValidator(load_acl_file(file))
+    def _enable_acl(
+        self, file: Path, internal_account: InternalAccount, *, strong_signature_only: bool
+    ) -> None:
+        validator = self.validator = AccessValidator(
+            load_acl_file(file),
+            strong_signature_only=strong_signature_only,
+            started_ms=SystemClock().now_ms(),
+        )
         # With this account, which is in no file, the broker registers with the name server of its
         # own process.
         key, secret = internal_account
         account = PlainAccount(access_key=key, secret_key=secret, is_admin=True)
         validator.add_internal_account(account)
-        self._internal_signer = Signer(key, secret, Secret(""))
+        self._internal_signer = _make_signer(internal_account, is_strong=strong_signature_only)
         self.watchers.append(
             FileWatcher(
                 f"accounts of {file}",
@@ -90,7 +102,7 @@ class AccessControl:
         )
 
     @property
-    def internal_signer(self) -> Signer | None:
+    def internal_signer(self) -> SignFunction | None:
         return self._internal_signer
 
     def administrator_permissions(self) -> tuple[Permission, ...]:
@@ -132,10 +144,17 @@ def configured_internal_account(config: Config) -> InternalAccount | None:
     return read_credentials(credentials) if credentials else None
 
 
-def outgoing_signer(config: Config) -> Signer | None:
+def outgoing_signer(config: Config) -> SignFunction | None:
     """Return the signer for registrations with name servers of other processes, or None."""
     account = configured_internal_account(config)
-    return None if account is None else Signer(*account, Secret(""))
+    if account is None:
+        return None
+    return _make_signer(account, is_strong=config.security.strong_signature_only)
+
+
+def _make_signer(account: InternalAccount, *, is_strong: bool) -> SignFunction | None:
+    key, secret = account
+    return Access(key, secret, strong_signature=is_strong).signer()
 
 
 def require_auth_or_loopback(config: Config) -> None:

@@ -170,6 +170,12 @@ SECRET_KEY: Final = Option(
 SECURITY_TOKEN: Final = Option(
     "securityToken", parse_non_empty, "", "ACL: the token of a temporary account.", is_secret=True
 )
+STRONG_SIGNATURE: Final = Option(
+    "strongSignature",
+    parse_bool,
+    False,
+    "ACL: whether to sign with EscrowMQ's own signature, which RocketMQ does not know.",
+)
 TLS: Final = Option("tls", parse_bool, False, "Whether to use TLS.", ("useTLS", "tlsEnable"))
 TLS_CA: Final = Option("tlsCa", parse_non_empty, "", "File with the certificates to trust.")
 TLS_CERT: Final = Option("tlsCert", parse_non_empty, "", "File with the client's certificate.")
@@ -182,7 +188,7 @@ TIMEOUT_MS: Final = Option(
 )
 
 CONNECTION_OPTIONS: Final[tuple[Option[Any], ...]] = (
-    *(SERVERS, ACCESS_KEY, SECRET_KEY, SECURITY_TOKEN),
+    *(SERVERS, ACCESS_KEY, SECRET_KEY, SECURITY_TOKEN, STRONG_SIGNATURE),
     *(TLS, TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY, TIMEOUT_MS),
 )
 
@@ -195,6 +201,8 @@ def parse_access(options: Options) -> Access:
     access_key, secret_key = options[ACCESS_KEY], options[SECRET_KEY]
     if bool(access_key) != bool(secret_key):
         raise InvalidOption("accessKey and secretKey belong together: one of them is missing")
+    if options[STRONG_SIGNATURE] and not access_key:
+        raise InvalidOption("strongSignature needs accessKey and secretKey")
     for option in (TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY):
         if options.is_set(option) and not options[TLS]:
             raise InvalidOption(f"option {option.name} needs tls=true")
@@ -208,6 +216,7 @@ def parse_access(options: Options) -> Access:
             cert_file=options[TLS_CERT],
             key_file=options[TLS_KEY],
             verify_server=options[TLS_VERIFY],
+            strong_signature=options[STRONG_SIGNATURE],
         )
     except ValueError as error:
         raise InvalidOption(f"options tlsCa, tlsCert, tlsKey: {error}") from error

@@ -247,7 +247,7 @@ def _insert_main_marker(connection: Connection, tx: BaseTransactionMessages, gro
 
 def _prepare_send(connection: Connection, tx: BaseTransactionMessages, group: str) -> MessageScope:
     """Return the scope of the connection's savepoint, after counting one more message in it."""
-    _require(connection.in_transaction() and not connection.closed)
+    _require(connection.in_transaction() and not connection.closed and not connection.invalidated)
     savepoint = connection.get_nested_transaction()
     scope = tx.find_scope(savepoint)
     if scope is None:

@@ -166,8 +166,9 @@ def count_message(connection: Connection, transaction_id: str, proof: str, count
     if _has_transaction_numbers(connection):
         statement = _COUNT_ONE_MORE.returning(_TRANSACTION_NUMBER)
         return str(connection.execute(statement, values).scalar_one_or_none()) == proof
-    if not _renew_savepoint(connection, proof):
+    if not _release_savepoint(connection, proof):
         return False
+    _scalar(connection, f"SAVEPOINT {proof}")
     return connection.execute(_COUNT_ONE_MORE, values).rowcount == 1
 
 
@@ -184,7 +185,7 @@ def finish_marker(connection: Connection, transaction_id: str, proof: str, count
         is_open = row is not None and (row[0], str(row[1])) == (count, proof)
     else:
         is_open = (
-            _renew_savepoint(connection, proof)
+            _release_savepoint(connection, proof)
             and connection.execute(query, values).scalar_one_or_none() == count
         )
     if is_open and count == 0:
@@ -216,15 +217,14 @@ def _has_transaction_numbers(connection: Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 
-def _renew_savepoint(connection: Connection, savepoint: str) -> bool:
-    """Set a savepoint again, behind all others. Return False if it does not exist."""
+def _release_savepoint(connection: Connection, savepoint: str) -> bool:
+    """Release a savepoint. Return False if it does not exist."""
     try:
         _scalar(connection, f"RELEASE SAVEPOINT {savepoint}")
     except DBAPIError as error:
         if is_missing_savepoint(error.orig):
             return False
         raise
-    _scalar(connection, f"SAVEPOINT {savepoint}")
     return True
 
 

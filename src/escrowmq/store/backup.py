@@ -197,12 +197,11 @@ def _copy_file(source: Disk, target: Disk, path: str, *, data_end: int | None = 
             raise
         return False
     try:
-        view = original.view()
-        copy = target.create(path, len(view))
+        copy = target.create(path, original.size)
         try:
-            end = len(view) if data_end is None else min(data_end, len(view))
+            end = original.size if data_end is None else min(data_end, original.size)
             for position in range(0, end, _CHUNK_BYTES):
-                chunk = bytes(view[position : min(position + _CHUNK_BYTES, end)])
+                chunk = original.read_at(position, min(_CHUNK_BYTES, end - position))
                 if chunk != _ZEROS[: len(chunk)]:
                     copy.write_at(position, chunk)
             copy.sync()

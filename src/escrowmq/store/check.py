@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from typing import Final
-from zlib import crc32
 
 from escrowmq.config import StoreConfig
 from escrowmq.errors import ProtocolError, StoreDamaged, StoreError, StoreFailed
@@ -27,10 +26,10 @@ from escrowmq.store.check_log import (
     ShutdownState,
 )
 from escrowmq.store.checkpoint import CHECKPOINT_PATH as CHECKPOINT_PATH
-from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH
+from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH, has_right_checksum
 from escrowmq.store.commit_log import LOG_DIRECTORY as LOG_DIRECTORY
 from escrowmq.store.consume_queue import DeletedTopics
-from escrowmq.store.disk import Disk, Lock, read_file
+from escrowmq.store.disk import Disk, Lock, read_file, read_what_is_left
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import FileChange, load_redo
@@ -134,8 +133,7 @@ def _check_checkpoints(
 ) -> None:
     saved = read_file(disk, CHECKPOINT_PATH)
     if saved is not None and shutdown.checkpoint is None:
-        checksum, _, data = saved.strip().partition(b"\n")
-        if checksum == b"%08x" % crc32(data):
+        if has_right_checksum(saved):
             findings.add_note(
                 CHECKPOINT_PATH,
                 None,
@@ -189,9 +187,8 @@ def _is_applied(disk: Disk, change: FileChange) -> bool:
         return False
     file = disk.open(change.path, writable=False)
     try:
-        view = file.view()
         return all(
-            view[position : position + len(data)] == data
+            read_what_is_left(file, position, len(data)) == data
             for position, data in (*change.writes, *_WORD_WRITE.iter_unpack(change.words))
         )
     finally:

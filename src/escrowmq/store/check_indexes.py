@@ -34,7 +34,7 @@ from escrowmq.store.consume_queue import (
     QUEUE_ENTRY_BYTES,
     queue_directories,
 )
-from escrowmq.store.disk import Disk, ViewCache
+from escrowmq.store.disk import BufferedFiles, Disk
 from escrowmq.store.key_index import HEADER, INDEX_DIRECTORY, INDEX_ENTRY, SLOT, IndexFile
 from escrowmq.store.log_files import file_size, first_nonzero, most_common_size
 
@@ -53,10 +53,10 @@ class QueueFiles:
     """The files of one queue, and how far they have been checked."""
 
     def __init__(
-        self, directory: str, views: ViewCache, file_sizes: dict[int, int], file_bytes: int
+        self, directory: str, files: BufferedFiles, file_sizes: dict[int, int], file_bytes: int
     ) -> None:
         self.directory = directory
-        self._views = views
+        self._files = files
         self._file_sizes = file_sizes
         self._file_bytes = file_bytes
         self.next_offset = min(file_sizes, default=0) // QUEUE_ENTRY_BYTES
@@ -75,10 +75,10 @@ class QueueFiles:
         path, position = self.locate(queue_offset)
         if queue_offset * QUEUE_ENTRY_BYTES - position not in self._file_sizes:
             return None
-        view = self._views.view(path)
-        if position + QUEUE_ENTRY_BYTES > len(view):
+        entry = self._files.read(path, position, QUEUE_ENTRY_BYTES)
+        if len(entry) < QUEUE_ENTRY_BYTES:
             return None
-        log_offset, size, tags_code = ENTRY.unpack_from(view, position)
+        log_offset, size, tags_code = ENTRY.unpack(entry)
         return (log_offset, size, tags_code) if log_offset or size or tags_code else None
 
     def points_at(self, queue_offset: int, log_offset: int) -> bool:
@@ -92,8 +92,8 @@ class QueueFiles:
             if base + self._file_bytes <= position:
                 continue
             path = f"{self.directory}/{file_name(base)}"
-            view = self._views.view(path)
-            nonzero = first_nonzero(view, max(0, position - base), _FULL_SCAN_BYTES)
+            begin = max(0, position - base)
+            nonzero = first_nonzero(self._files, path, begin, self._file_bytes, _FULL_SCAN_BYTES)
             if nonzero is not None:
                 return path, nonzero
         return None
@@ -117,7 +117,7 @@ class QueueCheck:
         self._log = log
         self._shutdown = shutdown
         self._findings = findings
-        self._views = ViewCache(disk)
+        self._open_files = BufferedFiles(disk)
         self._queues: dict[tuple[str, int], QueueFiles] = {}
         self._file_bytes = 0
         self._open(disk)
@@ -127,7 +127,7 @@ class QueueCheck:
         return len(self._queues)
 
     def close(self) -> None:
-        self._views.close()
+        self._open_files.close()
 
     def totals(self) -> tuple[int, int]:
         """Return how many queues ever had a message, and the sum of their next offsets."""
@@ -291,7 +291,9 @@ class QueueCheck:
         )
         for key, files in sizes.items():
             self._check_files(directories[key], files)
-            self._queues[key] = QueueFiles(directories[key], self._views, files, self._file_bytes)
+            self._queues[key] = QueueFiles(
+                directories[key], self._open_files, files, self._file_bytes
+            )
 
     def _check_files(self, directory: str, sizes: dict[int, int]) -> None:
         expected = self._file_bytes
@@ -313,7 +315,7 @@ class QueueCheck:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             directory = f"{QUEUE_DIRECTORY}/{topic}/{queue_id}"
-            queue = QueueFiles(directory, self._views, {}, self._file_bytes)
+            queue = QueueFiles(directory, self._open_files, {}, self._file_bytes)
             self._queues[topic, queue_id] = queue
         return queue
 
@@ -369,7 +371,7 @@ class IndexCheck:
         self._log = log
         self._shutdown = shutdown
         self._findings = findings
-        self._views = ViewCache(disk, files_max=2)
+        self._open_files = BufferedFiles(disk, files_max=2)
         self._layouts: dict[str, IndexLayout] = {}
         self.files = 0
         self.keys = 0
@@ -379,7 +381,7 @@ class IndexCheck:
         self._unindexed_keys = 0
 
     def close(self) -> None:
-        self._views.close()
+        self._open_files.close()
 
     def check_record(self, record: StoredRecord, keys: list[bytes]) -> None:
         """Check the index entries of the next record of the log."""
@@ -454,11 +456,11 @@ class IndexCheck:
         """Yield the entries of all files in order, and check the chains on the way."""
         for file in self._readable_files:
             layout = self._layouts[file.name]
-            view = self._views.view(file.path)
             newest = array("i", bytes(layout.slots * SLOT.size))
             position = layout.entries_position + INDEX_ENTRY.size
             end = layout.entries_position + file.count * INDEX_ENTRY.size
-            for number, entry in enumerate(INDEX_ENTRY.iter_unpack(view[position:end]), 1):
+            entries = self._open_files.read(file.path, position, end - position)
+            for number, entry in enumerate(INDEX_ENTRY.iter_unpack(entries), 1):
                 value, log_offset, _, previous = entry
                 slot = value % layout.slots
                 if previous != newest[slot]:
@@ -470,13 +472,11 @@ class IndexCheck:
                 newest[slot] = number
                 yield IndexEntry(file, number, position, value, log_offset)
                 position += INDEX_ENTRY.size
-            self._check_slots(file, view, layout, newest)
+            self._check_slots(file, layout, newest)
 
-    def _check_slots(
-        self, file: IndexFile, view: memoryview, layout: IndexLayout, newest: array[int]
-    ) -> None:
-        slots = array("i")
-        slots.frombytes(view[HEADER.size : layout.entries_position])
+    def _check_slots(self, file: IndexFile, layout: IndexLayout, newest: array[int]) -> None:
+        slots_bytes = layout.entries_position - HEADER.size
+        slots = array("i", self._open_files.read(file.path, HEADER.size, slots_bytes))
         if sys.byteorder == "little":
             slots.byteswap()
         used = layout.slots - newest.count(0)
@@ -491,13 +491,8 @@ class IndexCheck:
                 description = f"slot {slot}: names entry {actual}, but the newest is {expected}"
                 self._report_wrong(file, position, description)
 
-    def _check_header(self, file: IndexFile, view: memoryview, layout: IndexLayout) -> None:
-        first, last = (
-            _OFFSET.unpack_from(
-                view, layout.entries_position + number * INDEX_ENTRY.size + _OFFSET_POSITION
-            )[0]
-            for number in (1, file.count - 1)
-        )
+    def _check_header(self, file: IndexFile, layout: IndexLayout) -> None:
+        first, last = (self._log_offset_of(file, layout, number) for number in (1, file.count - 1))
         if (file.begin_offset, file.end_offset) != (first, last):
             description = (
                 f"the header covers {file.begin_offset} to {file.end_offset}, but the entries "
@@ -511,6 +506,10 @@ class IndexCheck:
                 f"the header begins at {file.begin_ms} ms and ends before, at {file.end_ms} ms",
             )
 
+    def _log_offset_of(self, file: IndexFile, layout: IndexLayout, number: int) -> int:
+        position = layout.entries_position + number * INDEX_ENTRY.size + _OFFSET_POSITION
+        return int(_OFFSET.unpack(self._open_files.read(file.path, position, _OFFSET.size))[0])
+
     # --- files ---------------------------------------------------------------------------------
 
     def _open(self, config: StoreConfig | None) -> list[IndexFile]:
@@ -521,14 +520,14 @@ class IndexCheck:
                 self._findings.add_note(path, None, "is not an index file")
                 continue
             self.files += 1
-            view = self._views.view(path)
-            if len(view) < HEADER.size:
-                description = f"has {len(view)} bytes, less than a header; it can be rebuilt"
+            size = self._open_files.size(path)
+            if size < HEADER.size:
+                description = f"has {size} bytes, less than a header; it can be rebuilt"
                 self._findings.add(self._severity_after_crash(), path, None, description)
                 continue
-            file = IndexFile(name, *HEADER.unpack_from(view, 0))
+            file = IndexFile(name, *HEADER.unpack(self._open_files.read(path, 0, HEADER.size)))
             file.count = max(1, file.count)  # RocketMQ writes 0 into a new file
-            layout = detect_layout(file, view, config)
+            layout = detect_layout(file, self._open_files, config)
             if layout is None:
                 self._findings.add_note(
                     path,
@@ -543,7 +542,7 @@ class IndexCheck:
                 self._report_wrong(file, 36, description)
             elif file.count > 1:
                 self._layouts[name] = layout
-                self._check_header(file, view, layout)
+                self._check_header(file, layout)
                 readable.append(file)
         return readable
 
@@ -558,7 +557,7 @@ def _tag_hash(record: StoredRecord) -> int | None:
 
 
 def detect_layout(
-    file: IndexFile, view: memoryview, config: StoreConfig | None
+    file: IndexFile, files: BufferedFiles, config: StoreConfig | None
 ) -> IndexLayout | None:
     """Return the layout of a file, which the file itself does not contain.
 
@@ -568,20 +567,21 @@ def detect_layout(
     if config is not None:
         layouts.insert(0, IndexLayout(config.index_slots, config.index_entries))
     for layout in layouts:
-        if layout.size == len(view):
+        if layout.size == files.size(file.path):
             return layout
-    guesses = list(_candidate_layouts(file, view))
+    guesses = list(_candidate_layouts(file, files))
     for layout in guesses:
-        if _newest_entry_is_in_slot(file, view, layout):
+        if _newest_entry_is_in_slot(file, files, layout):
             return layout
     return guesses[0] if len(guesses) == 1 else None
 
 
-def _candidate_layouts(file: IndexFile, view: memoryview) -> Iterator[IndexLayout]:
+def _candidate_layouts(file: IndexFile, files: BufferedFiles) -> Iterator[IndexLayout]:
     """Yield layouts in which first and last entry have the log offsets of the header."""
     if file.count < 2:
         return
-    data = bytes(view[:_SEARCHED_BYTES_MAX])
+    size = files.size(file.path)
+    data = files.read(file.path, 0, min(size, _SEARCHED_BYTES_MAX))
     last_offset = _OFFSET.pack(file.end_offset)
     position = HEADER.size
     for _ in range(_CANDIDATES_MAX):
@@ -590,7 +590,7 @@ def _candidate_layouts(file: IndexFile, view: memoryview) -> Iterator[IndexLayou
             return
         entries_position = position - _OFFSET_POSITION - (file.count - 1) * INDEX_ENTRY.size
         slots, slots_remainder = divmod(entries_position - HEADER.size, SLOT.size)
-        entries, entries_remainder = divmod(len(view) - entries_position, INDEX_ENTRY.size)
+        entries, entries_remainder = divmod(size - entries_position, INDEX_ENTRY.size)
         if slots < 1 or slots_remainder or entries_remainder or entries < file.count:
             continue
         first_position = entries_position + INDEX_ENTRY.size + _OFFSET_POSITION
@@ -598,8 +598,10 @@ def _candidate_layouts(file: IndexFile, view: memoryview) -> Iterator[IndexLayou
             yield IndexLayout(slots, entries)
 
 
-def _newest_entry_is_in_slot(file: IndexFile, view: memoryview, layout: IndexLayout) -> bool:
+def _newest_entry_is_in_slot(file: IndexFile, files: BufferedFiles, layout: IndexLayout) -> bool:
     position = layout.entries_position + (file.count - 1) * INDEX_ENTRY.size
-    value: int = INDEX_ENTRY.unpack_from(view, position)[0]
+    entry = files.read(file.path, position, INDEX_ENTRY.size)
+    value: int = INDEX_ENTRY.unpack(entry)[0]
     slot_position = HEADER.size + value % layout.slots * SLOT.size
-    return bool(SLOT.unpack_from(view, slot_position)[0] == file.count - 1)
+    slot = files.read(file.path, slot_position, SLOT.size)
+    return bool(SLOT.unpack(slot)[0] == file.count - 1)

@@ -1,9 +1,12 @@
 """Checkpoints: two small files that say what is durable, so that the next start reads little.
 
 `escrowmq.checkpoint` is our own. It promises that every record below `log_offset`, its queue entry
-and its keys are durable. It has a checksum and is replaced as a whole. Recovery does not depend on
-it: without it, or if it does not fit the other files, recovery reads more of the log and comes to
-the same result.
+and its keys are durable. Behind it follows one row for each queue (consume_queue.py): its first and
+next offset and the checksums of its blocks, so that a start need not open the files of the queues.
+The file has a checksum and is replaced as a whole. Recovery does not depend on it: without it, or
+if it does not fit the other files, recovery reads more of the log and comes to the same result.
+
+    checksum of the remaining bytes, 8 hex digits | \n | Checkpoint as JSON | \n | rows
 
 `checkpoint` is RocketMQ's, for a RocketMQ broker that may open the directory later. 4096 bytes:
 
@@ -14,14 +17,16 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import msgspec
 
+from escrowmq.errors import StoreError
 from escrowmq.message.record import LogOffset
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.consume_queue import QueueFlush
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, read_file, replace_file, write_file
 from escrowmq.store.flush_marks import FlushMarks
 from escrowmq.store.key_index import IndexFlush, expired_files
@@ -39,13 +44,15 @@ class Checkpoint:
     log_offset: int  # everything below is durable in log, queues and key index
     last_record: int  # log offset of the last record below; -1 if there is none
     stored_ms: int  # when that record was stored
-    # Recovery compares these totals with the queue files. A missing file changes one of them.
     queue_count: int
     entry_total: int  # sum of the next offsets of all queues
-    first_total: int  # sum of the first offsets of all queues
     index_files: list[str]
     index_end_offset: int
     is_indexed: bool = True  # False if records behind the last index file have no keys in it
+    # Sum of the first offsets of all queues, in a checkpoint without rows. Recovery compares these
+    # totals with the queue files, and a missing file changes one of them.
+    first_total: int = 0
+    has_queue_rows: bool = False  # False in a checkpoint of an earlier version
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +64,58 @@ class RocketMQCheckpoint:
     index_ms: int
 
 
-def save_checkpoint(disk: Disk, checkpoint: Checkpoint) -> None:
+class CheckpointFile(NamedTuple):
+    """The content of escrowmq.checkpoint."""
+
+    checkpoint: Checkpoint
+    queue_rows: bytes
+
+
+def save_checkpoint(disk: Disk, checkpoint: Checkpoint, queue_rows: bytes = b"") -> None:
     """Replace the checkpoint file. A crash leaves the old one or the new one."""
-    data = msgspec.json.encode(checkpoint)
-    replace_file(disk, CHECKPOINT_PATH, b"%08x\n%s\n" % (crc32(data), data))
+    data = b"%s\n%s" % (msgspec.json.encode(checkpoint), queue_rows)
+    replace_file(disk, CHECKPOINT_PATH, b"%08x\n%s" % (crc32(data), data))
 
 
 def load_checkpoint(disk: Disk) -> Checkpoint | None:
     """Return the last checkpoint; None if there is none with a correct checksum."""
-    checksum, _, data = (read_file(disk, CHECKPOINT_PATH) or b"").strip().partition(b"\n")
-    if not data or checksum != b"%08x" % crc32(data):
-        return None
+    file = load_checkpoint_file(disk)
+    return None if file is None else file.checkpoint
+
+
+def load_checkpoint_file(disk: Disk) -> CheckpointFile | None:
+    """Return the last checkpoint and the rows of its queues; None if it cannot be used."""
     try:
-        return msgspec.json.decode(data, type=Checkpoint)
+        content = read_file(disk, CHECKPOINT_PATH) or b""
+    except StoreError:
+        return None
+    if not has_right_checksum(content):
+        return None
+    _, _, data = content.partition(b"\n")
+    encoded, _, queue_rows = data.partition(b"\n")
+    try:
+        return CheckpointFile(msgspec.json.decode(encoded, type=Checkpoint), queue_rows)
     except msgspec.MsgspecError:  # written by another version
         return None
+
+
+def report_damaged_checkpoint(disk: Disk, damage: DamageReports) -> None:
+    """Report the checkpoint file if it is not what was written."""
+    try:
+        content = read_file(disk, CHECKPOINT_PATH)
+        problem = None if content is None or has_right_checksum(content) else "has a wrong checksum"
+    except StoreError as error:
+        problem = str(error)
+    if problem is not None:
+        description = f"{problem}; queues and key index are restored from the whole log"
+        damage.add(DamageKind.CHECKPOINT, CHECKPOINT_PATH, description, is_repaired=True)
+
+
+def has_right_checksum(content: bytes) -> bool:
+    """Return whether the content of the checkpoint file is what was written."""
+    checksum, _, data = content.partition(b"\n")
+    # Earlier versions ended the file with a line break that the checksum did not include.
+    return bool(data) and checksum in (b"%08x" % crc32(data), b"%08x" % crc32(data.rstrip(b"\n")))
 
 
 def save_rocketmq_checkpoint(disk: Disk, stored_ms: int) -> None:
@@ -92,7 +136,10 @@ def save_rocketmq_checkpoint(disk: Disk, stored_ms: int) -> None:
 
 def load_rocketmq_checkpoint(disk: Disk) -> RocketMQCheckpoint | None:
     """Return RocketMQ's checkpoint; None if the file is missing or too short."""
-    content = read_file(disk, ROCKETMQ_PATH) or b""
+    try:
+        content = read_file(disk, ROCKETMQ_PATH) or b""
+    except StoreError:
+        return None
     if len(content) < _TIMES.size:
         return None
     return RocketMQCheckpoint(*_TIMES.unpack_from(content))
@@ -112,7 +159,7 @@ class CheckpointJob:
     log_begin: LogOffset  # queue and index files of records below are removed afterwards
     queue_count: int
     entry_total: int
-    first_total: int
+    queue_rows: bytes
     has_marks: bool  # False: the first checkpoint of this process starts its flush marks
     new_marks: FlushMarks | None = None
 
@@ -132,12 +179,12 @@ class CheckpointJob:
             stored_ms=self.stored_ms,
             queue_count=self.queue_count,
             entry_total=self.entry_total,
-            first_total=self.first_total,
+            has_queue_rows=True,
             index_files=[file.name for file in files],
             index_end_offset=files[-1].end_offset if files else -1,
             is_indexed=self.index_flush.index.is_enabled and not (files and files[-1].is_closed),
         )
-        save_checkpoint(self.disk, checkpoint)
+        save_checkpoint(self.disk, checkpoint, self.queue_rows)
         save_rocketmq_checkpoint(self.disk, self.stored_ms)
         if not self.has_marks:
             self.new_marks = FlushMarks(self.disk, self.log_offset)

@@ -27,6 +27,7 @@ import msgspec
 
 from escrowmq.errors import (
     CorruptRecord,
+    ReadFailed,
     RecordNotFound,
     StoreDamaged,
     StoreError,
@@ -41,8 +42,6 @@ from escrowmq.message.record import (
     CRC_PROPERTY_BYTES,
     HEAD_V4,
     MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     STORE_HOST_IPV6,
     LogOffset,
     NewRecord,
@@ -57,15 +56,17 @@ from escrowmq.message.record import (
     has_crc_property,
     pack_properties_length,
 )
-from escrowmq.store.disk import Disk, File
+from escrowmq.store.disk import Disk, File, read_what_is_left
 from escrowmq.store.flush_marks import FlushMarks
+from escrowmq.store.log_reads import RecentAppends, check_records
 
 LOG_DIRECTORY = "commitlog"
 NAME_DIGITS = 20
-_RECORD_POSITION = struct.Struct(">iI20xq")  # of a record: size, magic, …, its own log offset
-_EMPTY_VIEW = memoryview(b"")
-_MAGIC_PREFIX = MAGIC_V1 >> 8
-assert _MAGIC_PREFIX == MAGIC_V2 >> 8
+_SIZE = struct.Struct(">i")
+# One read of a record that is somewhere in the log fetches so much, and one of a record that
+# follows the record read before so much. Both are more than most records have.
+_SINGLE_READ_BYTES: Final = 4096
+_SEQUENTIAL_READ_BYTES: Final = 256 << 10
 
 
 def file_name(base: int) -> str:
@@ -81,7 +82,6 @@ def is_file_name(name: str) -> bool:
 class Segment:
     base: int  # the log offset of its first byte
     file: File
-    view: memoryview
 
 
 @dataclass(slots=True)
@@ -97,9 +97,11 @@ class LogFlush:
     syncs_marks: bool
 
     def run(self) -> None:
+        is_synced = False
         try:
             for file in self.files:
                 file.sync()
+            is_synced = True
             if self.has_new_files:
                 self.disk.sync_directory(LOG_DIRECTORY)
             if self.marks is not None:
@@ -107,9 +109,9 @@ class LogFlush:
                 self.marks.add(self.end)
                 if self.syncs_marks:
                     self.marks.sync()
-        except StoreUnavailable:
-            raise  # the directory could not be opened now: nothing failed, the flush is repeated
-        except StoreError as error:
+        except Exception as error:
+            if is_synced and isinstance(error, StoreUnavailable):
+                raise  # the directory could not be opened now: nothing failed, repeat the flush
             # This is fatal for whatever reason, even if the disk is only full. The kernel may have
             # dropped the pages that it could not write, and the next fsync would report success.
             raise StoreFailed(f"the log could not be flushed: {error}") from error
@@ -132,7 +134,6 @@ class SegmentRemoval:
 
     def release(self) -> None:
         """Close the file after `finish_removal`. Only now the file system frees its space."""
-        self.segment.view = _EMPTY_VIEW
         self.segment.file.close()
 
 
@@ -162,6 +163,9 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
         return cls(LogOffset(log_offsets[0]), queue_offset, sum(sizes), positions)
 
 
+_NO_WINDOW: Final = -1, memoryview(b"")
+
+
 class CommitLog:
     """The segments of a log. One thread owns it; flushes and removals may run in others."""
 
@@ -182,6 +186,9 @@ class CommitLog:
         self._is_closed = False
         # None until the first checkpoint of this process: a checkpoint says the same.
         self.marks: FlushMarks | None = None
+        self.recent = RecentAppends()
+        self._window = _NO_WINDOW  # log offset and bytes of the last sequential read
+        self._next_read = -1  # the log offset behind the record that was read last
         try:
             self._open_files()
         except StoreError:
@@ -196,12 +203,13 @@ class CommitLog:
         if segment is None:
             base = segment_number * self.segment_bytes
             file = self._disk.create(f"{LOG_DIRECTORY}/{file_name(base)}", self.segment_bytes)
-            segment = self._segments[segment_number] = Segment(base, file, file.view())
+            segment = self._segments[segment_number] = Segment(base, file)
             self._files_created += 1
         return segment
 
     def truncate(self, begin: LogOffset) -> None:
         """Set everything from `begin` on to zero, durably. Whole segments are removed."""
+        self._window = _NO_WINDOW
         self._remove_unknown_files()
         for number in sorted(self._segments, reverse=True):
             segment = self._segments[number]
@@ -209,13 +217,15 @@ class CommitLog:
             if keep < 0:
                 self._remove_segment(number)
             elif keep < self.segment_bytes:
-                # Shrinking and growing the file leaves zeros. The view goes first: a mapping must
-                # not outlive the bytes that it maps.
-                segment.view = _EMPTY_VIEW
+                # Shrinking and growing the file leaves zeros.
                 segment.file.resize(keep)
                 segment.file.resize(self.segment_bytes)
                 segment.file.sync()
-                segment.view = segment.file.view()
+
+    def finish_append(self, end: LogOffset) -> None:
+        """Let the log end behind what was appended."""
+        self.end = end
+        self._window = _NO_WINDOW  # it may contain what was here before the append
 
     def check_not_failed(self) -> None:
         if self._failure is not None:
@@ -254,54 +264,100 @@ class CommitLog:
     # --- reading -------------------------------------------------------------------------------
 
     def view(self, begin: int, end: int) -> memoryview:
-        """Return the bytes between two log offsets of one segment, not copied.
+        """Return the bytes between two log offsets of one segment.
 
-        Raises RecordNotFound if the log does not have them.
+        Raises RecordNotFound if the log does not have them, and CorruptRecord if they cannot be
+        read.
         """
-        number = begin // self.segment_bytes
-        segment = self._segments.get(number)
-        if segment is None or begin < self.begin or end > self.end or end < begin:
+        segment = self._segments.get(begin // self.segment_bytes)
+        is_known = segment is not None and self.begin <= begin <= end <= self.end
+        if segment is None or not is_known or end > segment.base + self.segment_bytes:
             raise RecordNotFound(f"the log has no bytes {begin} to {end}")
-        return segment.view[begin - segment.base : end - segment.base]
+        found = self.recent.find_append(begin)
+        if found is not None:
+            data, position = found
+            if position + end - begin <= len(data):
+                return data[position : position + end - begin]
+        window_begin, window = self._window
+        if window_begin <= begin and end <= window_begin + len(window):
+            return window[begin - window_begin : end - window_begin]
+        return memoryview(self._read(segment, begin, end))
 
-    def slices(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
-        """Return ranges of records, not copied.
+    def _read(self, segment: Segment, begin: int, end: int) -> bytes:
+        try:
+            return segment.file.read_at(begin - segment.base, end - begin)
+        except ReadFailed as error:
+            raise CorruptRecord(begin, f"it cannot be read: {error}") from error
 
-        Each range must begin with a record that stores this very log offset. So bytes that a
-        damaged queue entry points to are never sent to a client. Raises RecordNotFound or
-        CorruptRecord.
+    def read_bytes(self, begin: int, end: int) -> bytes:
+        """Return bytes of one segment, also behind the end of the log.
+
+        Pages that cannot be read are 0xFF, so that recovery finds damage there and goes on.
         """
-        slices = []
-        base = limit = -1
-        view = _EMPTY_VIEW
-        for begin, end in ranges:
-            if not base <= begin < limit:
-                if not self.begin <= begin < self.end:
-                    raise RecordNotFound(f"log_offset={begin} is not in {self.begin} to {self.end}")
-                base = begin - begin % self.segment_bytes
-                view = self._segments[begin // self.segment_bytes].view
-                limit = min(base + self.segment_bytes, self.end)
-            if end > limit:
-                raise CorruptRecord(begin, "a queue entry points past the end of the log")
-            _, magic, own_offset = _RECORD_POSITION.unpack_from(view, begin - base)
-            if own_offset != begin or magic >> 8 != _MAGIC_PREFIX:
-                raise CorruptRecord(begin, "a queue entry points here, but no record begins here")
-            slices.append(view[begin - base : end - base])
+        segment = self._segments.get(begin // self.segment_bytes)
+        if segment is None:
+            return b""
+        return read_what_is_left(segment.file, begin - segment.base, end - begin)
+
+    def slices(
+        self, ranges: list[tuple[int, int, int]], topic: str, queue_id: int
+    ) -> list[memoryview]:
+        """Return ranges of records of one queue: begin, end, and the first queue offset.
+
+        New records are returned as they were appended. Others are read from the disk and checked,
+        so that a damaged record is never sent to a client. Raises RecordNotFound or CorruptRecord.
+        """
+        slices: list[memoryview] = []
+        for begin, end, queue_offset in ranges:
+            if not self.begin <= begin < end <= self.end:
+                raise RecordNotFound(f"log_offset={begin} is not in {self.begin} to {self.end}")
+            recent = self.recent.find(begin, end)
+            if recent is not None:
+                slices += recent
+                continue
+            segment = self._segments[begin // self.segment_bytes]
+            if end > segment.base + self.segment_bytes:
+                raise CorruptRecord(begin, "a queue entry points past the end of its segment")
+            data = memoryview(self._read(segment, begin, end))
+            check_records(data, begin, queue_offset, topic, queue_id)
+            slices.append(data)
         return slices
 
     def record_at(self, log_offset: LogOffset) -> StoredRecord:
         """Decode the record at an offset. Raises RecordNotFound or CorruptRecord."""
         if not self.begin <= log_offset < self.end:
             raise RecordNotFound(f"log_offset={log_offset} is not in {self.begin} to {self.end}")
-        segment = self._segments[log_offset // self.segment_bytes]
-        return decode_record(segment.view, log_offset - segment.base, log_offset)
+        data, position = self.recent.find_append(log_offset) or self._read_record(log_offset)
+        record = decode_record(data, position, log_offset)
+        self._next_read = log_offset + record.size
+        return record
 
-    def read_bytes(self, begin: int, end: int) -> bytes:
-        """Return bytes of one segment, also behind the end of the log."""
-        segment = self._segments.get(begin // self.segment_bytes)
-        return (
-            b"" if segment is None else bytes(segment.view[begin - segment.base :][: end - begin])
-        )
+    def _read_record(self, log_offset: int) -> tuple[memoryview, int]:
+        """Read a record from the disk. Return bytes that contain it, and its position in them."""
+        begin, window = self._window
+        position = log_offset - begin
+        if 0 <= position <= len(window) - _SIZE.size:
+            (size,) = _SIZE.unpack_from(window, position)
+            if 0 < size <= len(window) - position:
+                return window, position
+        segment = self._segments[log_offset // self.segment_bytes]
+        limit = min(segment.base + self.segment_bytes, self.end)
+        is_sequential = log_offset == self._next_read
+        read_bytes = _SEQUENTIAL_READ_BYTES if is_sequential else _SINGLE_READ_BYTES
+        try:
+            data = segment.file.read_at(
+                log_offset - segment.base, min(read_bytes, limit - log_offset)
+            )
+        except ReadFailed:
+            # Perhaps only what follows the record cannot be read.
+            is_sequential = False
+            data = self._read(segment, log_offset, min(log_offset + _SIZE.size, limit))
+        size = _SIZE.unpack_from(data)[0] if len(data) >= _SIZE.size else 0
+        if len(data) < size <= limit - log_offset:
+            data = self._read(segment, log_offset, log_offset + size)
+        elif is_sequential:
+            self._window = log_offset, memoryview(data)
+        return memoryview(data), 0
 
     def segment_end(self, log_offset: int) -> int:
         """Return the log offset behind the segment that contains `log_offset`."""
@@ -309,12 +365,14 @@ class CommitLog:
 
     def is_blank(self, log_offset: int) -> bool:
         """Return whether the blank record that ends a segment begins here."""
-        segment = self._segments[log_offset // self.segment_bytes]
-        position = log_offset - segment.base
-        if self.segment_bytes - position < BLANK.size:
+        remaining = self.segment_end(log_offset) - log_offset
+        if remaining < BLANK.size or log_offset + BLANK.size > self.end:
             return False
-        size, magic = BLANK.unpack_from(segment.view, position)
-        return bool(magic == MAGIC_BLANK and size == self.segment_bytes - position)
+        try:
+            size, magic = BLANK.unpack(self.view(log_offset, log_offset + BLANK.size))
+        except CorruptRecord:
+            return False
+        return bool(magic == MAGIC_BLANK and size == remaining)
 
     def records(self, begin: LogOffset, end: LogOffset | None = None) -> Iterator[StoredRecord]:
         """Yield the records between two record boundaries. Raises CorruptRecord."""
@@ -363,11 +421,12 @@ class CommitLog:
 
     def close(self) -> None:
         for segment in self._segments.values():
-            segment.view = _EMPTY_VIEW
             segment.file.close()
         self._segments.clear()
         if self.marks is not None:
             self.marks.close()
+        self.recent.clear()
+        self._window = _NO_WINDOW
         self.begin = self.end
         self._is_closed = True
         self.fail(StoreFailed("the log is closed"))
@@ -380,7 +439,6 @@ class CommitLog:
         segment = self._segments[segment_number]
         self._disk.remove(f"{LOG_DIRECTORY}/{file_name(segment.base)}")
         del self._segments[segment_number]
-        segment.view = _EMPTY_VIEW
         segment.file.close()
         self._disk.sync_directory(LOG_DIRECTORY)
 
@@ -401,7 +459,7 @@ class CommitLog:
         names = self._file_names()
         for name in names:
             file = self._disk.open(f"{LOG_DIRECTORY}/{name}")
-            self._segments[int(name) // self.segment_bytes] = Segment(int(name), file, _EMPTY_VIEW)
+            self._segments[int(name) // self.segment_bytes] = Segment(int(name), file)
             # Check before anything is changed: the files may be right and the configuration wrong.
             self._check_file_size(name, file.size)
         numbers = sorted(self._segments)
@@ -416,7 +474,6 @@ class CommitLog:
                 segment.file.size < self.segment_bytes
             ):  # a crash interrupted its creation or a truncation
                 segment.file.resize(self.segment_bytes)
-            segment.view = segment.file.view()
         # The process that created them may have been killed before it synced the directory.
         self._files_created = len(numbers)
         if numbers:
@@ -489,7 +546,11 @@ class LogBatch:
         except Exception as error:  # a MemoryError too must leave nothing behind
             self._undo(error)
             raise
-        log.end = self._end
+        for begin, filled in self._full_segments:
+            log.recent.add(begin, filled)
+        if data:
+            log.recent.add(self._piece_begin, data)
+        log.finish_append(self._end)
 
     def _write_at(self, begin: LogOffset, data: bytes) -> None:
         segment = self._log.get_or_create_segment(begin // self._log.segment_bytes)

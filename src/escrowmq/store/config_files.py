@@ -1,21 +1,31 @@
 """Files in config/*.json: topics, consumer groups and offsets, in RocketMQ's format.
 
-Each file has its previous version beside it (`.bak`). It is read if the file itself is missing,
-empty or invalid. Fields of a file that EscrowMQ does not use are kept and written back unchanged.
+Each file has a copy beside it (`.bak`), which is written before the file itself. It is read, and
+this is reported, if the file is missing, empty or damaged; so nothing that was saved is lost with
+one file. The first field of a file, `escrowChecksum`, covers the bytes behind it. RocketMQ ignores
+this field and writes files without it, which are read as they are.
+
+Fields of a file that EscrowMQ does not use are kept and written back unchanged.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+import contextlib
+import re
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from escrowmq.errors import ProtocolError, StoreDamaged
+from escrowmq.errors import ProtocolError, StoreDamaged, StoreError
+from escrowmq.message.record import crc32
 from escrowmq.message.topic_config import ConfigEntry, DataVersion
 from escrowmq.parsing import parse_lenient_json
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, read_file, replace_file
 
 CONFIG_DIRECTORY: Final = "config"
+CHECKSUM_FIELD: Final = "escrowChecksum"
+_CHECKSUM_LINE: Final = re.compile(rb'\{\n  "escrowChecksum": "([0-9a-f]{8})",\n')
 
 OffsetTable = dict[str, dict[int, int]]  # "topic@group" -> queue id -> offset
 
@@ -46,12 +56,19 @@ E = TypeVar("E", bound=ConfigEntry)
 
 
 class ConfigFile:
-    """One file and its content as plain values. `save` keeps the previous version as .bak."""
+    """One file and its content as plain values. `save` writes it and its copy, .bak."""
 
-    def __init__(self, disk: Disk, name: str) -> None:
+    def __init__(self, disk: Disk, name: str, damage: DamageReports | None = None) -> None:
+        """Read the file or its copy.
+
+        With `damage`, a damaged file is reported there and replaced by its copy. Raises
+        StoreDamaged if both are damaged.
+        """
         self._disk = disk
         self._path = f"{CONFIG_DIRECTORY}/{name}"
-        self._is_main_file_valid = False  # the file itself, not its .bak
+        self._damage = damage
+        # False if the file itself was missing or damaged: what is in its copy may be older.
+        self.was_intact = True
         self.content = self._load()
 
     def version(self) -> DataVersion:
@@ -83,50 +100,111 @@ class ConfigFile:
         """Replace tables of the file, durably. Entries and versions are written like RocketMQ's.
 
         A client that creates a topic waits for this, and the file may hold ten thousand topics. So
-        the file is not parsed again, and msgspec encodes it instead of the json module.
+        msgspec encodes it instead of the json module. Raises StoreError; the file may be the old
+        one or the new one then, and `content` is unchanged.
         """
-        # An invalid file must not overwrite its .bak, which may be the only valid version.
-        previous = read_file(self._disk, self._path) if self._is_main_file_valid else None
-        if previous is not None:
-            replace_file(self._disk, self._path + ".bak", previous)
-        for name, table in tables.items():
-            self.content[name] = to_plain(table)
-        text = msgspec.json.format(msgspec.json.encode(self.content))
+        content = {**self.content, **{name: to_plain(table) for name, table in tables.items()}}
+        text = _encode(content)
+        # The copy comes first: if the file itself cannot be written, the next start reads what was
+        # there before, as if the change had not been made.
+        replace_file(self._disk, self._path + ".bak", text)
         replace_file(self._disk, self._path, text)
-        self._is_main_file_valid = True
+        self.content = content
 
     def _load(self) -> dict[str, Any]:
-        has_data = False
-        for path in (self._path, self._path + ".bak"):
-            data = read_file(self._disk, path)
-            has_data = has_data or bool(data)
-            content = _parse(data) if data else None
-            if content is not None:
-                self._is_main_file_valid = path == self._path
-                return content
-        if has_data:
-            raise StoreDamaged(f"{self._path} is invalid, and so is its .bak")
+        main, copy = self._read(self._path), self._read(self._path + ".bak")
+        if main.content is not None:
+            if main.checksum is None and copy.has_right_checksum and main.body == copy.body:
+                self._restore(copy.text, "its checksum is damaged, but not its content")
+            return main.content
+        self.was_intact = False
+        if copy.content is not None:
+            self._restore(copy.text, f"{main.problem}; its copy {self._path}.bak was read instead")
+            return copy.content
+        if main.text or copy.text:
+            raise StoreDamaged(
+                f"{self._path} {main.problem}, and its copy {self._path}.bak {copy.problem}; "
+                "restore one of them from a backup, or remove both to start without their content"
+            )
         return {}
 
+    def _read(self, path: str) -> _ConfigText:
+        try:
+            return _ConfigText.parse(read_file(self._disk, path))
+        except StoreError as error:
+            return _ConfigText(b"?", None, b"", None, f"cannot be read: {error}")
 
-def topics_file(disk: Disk) -> ConfigFile:
+    def _restore(self, text: bytes, description: str) -> None:
+        if self._damage is not None:
+            self._damage.add(DamageKind.CONFIG, self._path, description, is_repaired=True)
+            with contextlib.suppress(StoreError):  # the next save writes it
+                replace_file(self._disk, self._path, text)
+
+
+class _ConfigText(NamedTuple):
+    """The text of a file, taken apart. `content` is None if it cannot be used."""
+
+    text: bytes
+    checksum: bytes | None
+    body: bytes  # what the checksum covers
+    content: dict[str, Any] | None
+    problem: str
+
+    @classmethod
+    def parse(cls, text: bytes | None) -> _ConfigText:
+        if not text:
+            return cls(b"", None, b"", None, "is missing" if text is None else "is empty")
+        line = _CHECKSUM_LINE.match(text)
+        checksum = None if line is None else line[1]
+        body = text.split(b"\n", 2)[-1]  # behind the line with the checksum, damaged or not
+        if checksum is not None and checksum != _checksum(body):
+            problem = (
+                f"has a wrong checksum (to use a file that you have edited, remove the line with "
+                f"{CHECKSUM_FIELD})"
+            )
+            return cls(text, checksum, body, None, problem)
+        content = _parse(text)
+        if content is None:
+            return cls(text, checksum, body, None, "is not a JSON object")
+        content.pop(CHECKSUM_FIELD, None)
+        return cls(text, checksum, body, content, "")
+
+    @property
+    def has_right_checksum(self) -> bool:
+        return self.content is not None and self.checksum is not None
+
+
+def _checksum(body: bytes) -> bytes:
+    return b"%08x" % crc32(body)
+
+
+def _encode(content: dict[str, Any]) -> bytes:
+    """Return the text of a file, with its checksum as the first field."""
+    text = msgspec.json.format(msgspec.json.encode(content))
+    if not content:
+        return text
+    body = text.removeprefix(b"{\n")
+    return b'{\n  "%s": "%s",\n%s' % (CHECKSUM_FIELD.encode(), _checksum(body), body)
+
+
+def topics_file(disk: Disk, damage: DamageReports | None = None) -> ConfigFile:
     """Open the file with `topicConfigTable`: TopicConfig by name."""
-    return ConfigFile(disk, "topics.json")
+    return ConfigFile(disk, "topics.json", damage)
 
 
-def groups_file(disk: Disk) -> ConfigFile:
+def groups_file(disk: Disk, damage: DamageReports | None = None) -> ConfigFile:
     """Open the file with `subscriptionGroupTable`: GroupConfig by name."""
-    return ConfigFile(disk, "subscriptionGroup.json")
+    return ConfigFile(disk, "subscriptionGroup.json", damage)
 
 
-def offsets_file(disk: Disk) -> ConfigFile:
+def offsets_file(disk: Disk, damage: DamageReports | None = None) -> ConfigFile:
     """Open the file with `offsetTable`: how far each group has read each queue."""
-    return ConfigFile(disk, "consumerOffset.json")
+    return ConfigFile(disk, "consumerOffset.json", damage)
 
 
-def delay_offsets_file(disk: Disk) -> ConfigFile:
+def delay_offsets_file(disk: Disk, damage: DamageReports | None = None) -> ConfigFile:
     """Open the file with `offsetTable`: how far each delay level has been delivered."""
-    return ConfigFile(disk, "delayOffset.json")
+    return ConfigFile(disk, "delayOffset.json", damage)
 
 
 def _parse(data: bytes) -> dict[str, Any] | None:

@@ -10,8 +10,13 @@ A blank entry (log offset, 0x7FFFFFFF, 0) stands for a message that is missing. 
 file its log offset is 0, elsewhere it is that of the next existing message. So the log offsets of a
 queue never decrease, and a binary search works.
 
+The files are read in blocks of 4096 entries. Each block has a checksum, which is saved with the
+checkpoint, and is checked when it is read. A block without a correct checksum is compared with the
+log, entry by entry, and repaired from it (queue_repair.py). So a wrong entry never hides a message.
+
     ConsumeQueue    one queue
-    QueueTable      all queues of a store
+    QueueBlocks     blocks of queue files, checked when they are read
+    QueueTable      all queues of a store, and their rows in a checkpoint
     DeletedTopics   topics that were deleted, so that recovery does not restore their queues
 """
 
@@ -19,17 +24,20 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.errors import RecordRefused, StoreDamaged, StoreFailed
-from escrowmq.message.record import TOPIC_BYTES_MAX, QueueOffset
+from escrowmq.errors import ReadFailed, RecordRefused, StoreDamaged, StoreError, StoreFailed
+from escrowmq.message.record import TOPIC_BYTES_MAX, QueueOffset, crc32
 from escrowmq.store.columns import pack_rows
 from escrowmq.store.commit_log import file_name, is_file_name
 from escrowmq.store.config_files import ConfigFile
-from escrowmq.store.disk import Disk, File, ViewCache
+from escrowmq.store.damage import DamageReports
+from escrowmq.store.disk import Disk, File, OpenFiles
 
 QUEUE_DIRECTORY: Final = "consumequeue"
 ENTRY: Final = struct.Struct(">qiq")
@@ -37,6 +45,10 @@ _pack_entry = ENTRY.pack
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 QUEUE_ENTRY_BYTES: Final = ENTRY.size
+BLOCK_ENTRIES: Final = 4096
+_BLOCK_BYTES: Final = BLOCK_ENTRIES * QUEUE_ENTRY_BYTES
+_CACHED_BYTES_MAX: Final = 16 << 20
+_UNKNOWN: Final = -1  # the checksum of a block that was not written by us
 
 
 @dataclass(slots=True)
@@ -46,9 +58,15 @@ class QueueFlush:
     queue: ConsumeQueue
     first_offset: QueueOffset
     entries: bytes
+    blank_count: int  # of these entries: they precede the first message of the queue
+    checksums: dict[int, int]  # of the blocks that change, by the byte position of the block
 
     def sort_key(self) -> tuple[str, int]:
         return self.queue.topic, self.queue.queue_id
+
+    @property
+    def end_offset(self) -> int:
+        return self.first_offset + len(self.entries) // QUEUE_ENTRY_BYTES
 
     def run(self) -> None:
         self.queue.write_entries(self.first_offset, self.entries)
@@ -57,22 +75,55 @@ class QueueFlush:
 class ConsumeQueue:
     """One queue: its files, and the entries that are not in files yet."""
 
+    # A broker may have tens of thousands of queues, most of them idle.
+    __slots__ = (
+        "_bases",
+        "_begins_at",
+        "_blocks",
+        "_checksums",
+        "_hidden_from",
+        "_hide_count",
+        "_min_offset",
+        "_stored_end",
+        "_unreadable",
+        "next_offset",
+        "queue_id",
+        "row",
+        "tail",
+        "topic",
+    )
+
     def __init__(
-        self, disk: Disk, views: ViewCache, topic: str, queue_id: int, *, file_bytes: int
+        self, blocks: QueueBlocks, topic: str, queue_id: int, bases: Sequence[int] | None = None
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self.next_offset = QueueOffset(0)
         self.tail = bytearray()
-        self._disk = disk
-        self._views = views
-        self._directory = f"{QUEUE_DIRECTORY}/{topic}/{queue_id}"
-        self._file_bytes = file_bytes
+        self.row: bytes | None = None  # of the last checkpoint, if it is still up to date
+        self._blocks = blocks
         self._min_offset = -1, self.next_offset  # cached: begin of the log, first offset in it
         self._hide_count = 0
         self._hidden_from = self.next_offset
         self._stored_end = 0  # queue offset behind the last entry in the files; `tail` follows
-        self._bases = [int(n) for n in disk.names(self._directory) if is_file_name(n)]
+        self._begins_at = 0  # the offset of the first message, until the first flush
+        # Messages whose records cannot be read. Their entries are right and stay in the files.
+        self._unreadable: dict[int, bytes] | None = None
+        self._checksums = array("q")  # of the blocks of all files, in order
+        self._bases: list[int] = []
+        if bases is None:
+            self.find_files()
+        else:
+            self._bases += bases
+
+    def find_files(self) -> None:
+        """Find out which files the queue has."""
+        names = self._blocks.disk.names(self.directory)
+        self._bases = [int(name) for name in names if is_file_name(name)]
+
+    @property
+    def directory(self) -> str:
+        return f"{QUEUE_DIRECTORY}/{self.topic}/{self.queue_id}"
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -94,7 +145,8 @@ class ConsumeQueue:
     def start_at(self, queue_offset: QueueOffset) -> None:
         """Let an empty queue begin at an offset, behind messages that have expired."""
         self._min_offset = -1, queue_offset
-        self._stored_end = self.next_offset = queue_offset
+        self._stored_end = self.next_offset = self._begins_at = queue_offset
+        self.row = None
 
     def add_blanks(self, end_offset: QueueOffset, log_offset: int) -> None:
         """Add blank entries up to `end_offset`. `log_offset` is that of the next message."""
@@ -103,19 +155,32 @@ class ConsumeQueue:
 
     def begin_flush(self) -> QueueFlush:
         """Copy the entries that are not in files. Appends may go on while they are written."""
-        return QueueFlush(self, QueueOffset(self._stored_end), bytes(self.tail))
+        first_offset, entries, blank_count = self._stored_end, bytes(self.tail), 0
+        if entries and self._begins_at:
+            # The queue begins in the middle of its first file: earlier messages have expired.
+            blank_count = first_offset % (self._blocks.file_bytes // QUEUE_ENTRY_BYTES)
+            first_offset -= blank_count
+            entries = BLANK_ENTRY * blank_count + entries
+        checksums = self._checksums_after(first_offset * QUEUE_ENTRY_BYTES, entries)
+        return QueueFlush(self, QueueOffset(first_offset), entries, blank_count, checksums)
 
     def finish_flush(self, flush: QueueFlush) -> None:
-        del self.tail[: len(flush.entries)]
-        self._stored_end += len(flush.entries) // QUEUE_ENTRY_BYTES
+        if not flush.entries:
+            return
+        del self.tail[: len(flush.entries) - flush.blank_count * QUEUE_ENTRY_BYTES]
+        self._blocks.discard(self, self._stored_end)
+        self._stored_end = flush.end_offset
+        self._begins_at = 0
+        self._put_checksums(flush.checksums)
 
     def write_entries(self, first_offset: QueueOffset, entries: bytes) -> None:
         """Write entries to the files, durably. May be called in a thread."""
         position, written = first_offset * QUEUE_ENTRY_BYTES, 0
+        file_bytes = self._blocks.file_bytes
         while written < len(entries):
-            base = position - position % self._file_bytes
-            part = entries[written : written + base + self._file_bytes - position]
-            file = self._file_for_writing(base, position)
+            base = position - position % file_bytes
+            part = entries[written : written + base + file_bytes - position]
+            file = self._file_for_writing(base)
             try:
                 file.write_at(position - base, part)
                 file.sync()
@@ -124,17 +189,59 @@ class ConsumeQueue:
             written += len(part)
             position += len(part)
 
-    def _file_for_writing(self, base: int, position: int) -> File:
-        path = self._path(base)
+    def _file_for_writing(self, base: int) -> File:
+        disk, path = self._blocks.disk, self._path(base)
         if base in self._bases:
-            return self._disk.open(path)
-        file = self._disk.create(path, self._file_bytes)
-        if not self._bases and position > base:
-            # The queue begins in the middle of its first file: earlier messages have expired.
-            file.write_at(0, BLANK_ENTRY * ((position - base) // QUEUE_ENTRY_BYTES))
-        self._disk.sync_directory(self._directory)
+            return disk.open(path)
+        file = disk.create(path, self._blocks.file_bytes)
+        disk.sync_directory(self.directory)
         self._bases.append(base)
         return file
+
+    # --- checksums -----------------------------------------------------------------------------
+
+    def _block_index(self, position: int) -> int:
+        """Return the index of the block with a byte position, counted from the first file."""
+        file_number, in_file = divmod(position - self._bases[0], self._blocks.file_bytes)
+        return file_number * self._blocks.blocks_per_file + in_file // _BLOCK_BYTES
+
+    def _checksums_after(self, position: int, entries: bytes) -> dict[int, int]:
+        """Return the checksums of the blocks that change when entries are written there."""
+        file_bytes = self._blocks.file_bytes
+        checksums: dict[int, int] = {}
+        written = 0
+        while written < len(entries):
+            in_file = position % file_bytes
+            in_block = in_file % _BLOCK_BYTES
+            size = min(_BLOCK_BYTES - in_block, file_bytes - in_file, len(entries) - written)
+            block = position - in_block
+            checksum = self._checksum_of(block, in_block) if in_block else 0
+            checksums[block] = crc32(entries[written : written + size], checksum)
+            position += size
+            written += size
+        return checksums
+
+    def _checksum_of(self, block: int, size: int) -> int:
+        """Return the checksum of the block at a position; read it if the checksum is unknown."""
+        checksum = self.checksum_at(block)
+        return crc32(self._blocks.read(self, block, size)) if checksum is None else checksum
+
+    def checksum_at(self, block: int) -> int | None:
+        """Return the checksum of the stored entries of a block; None if it is unknown."""
+        index = self._block_index(block)
+        checksum = self._checksums[index] if index < len(self._checksums) else _UNKNOWN
+        return None if checksum == _UNKNOWN else checksum
+
+    def put_checksum(self, block: int, checksum: int) -> None:
+        """Set the checksum of a block that was compared with the log."""
+        self._put_checksums({block: checksum})
+
+    def _put_checksums(self, checksums: dict[int, int]) -> None:
+        for block, checksum in checksums.items():
+            index = self._block_index(block)
+            self._checksums.extend([_UNKNOWN] * (index + 1 - len(self._checksums)))
+            self._checksums[index] = checksum
+        self.row = None
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -156,23 +263,62 @@ class ConsumeQueue:
     def is_empty(self) -> bool:
         return not self._bases and not self.tail
 
+    @property
+    def stored_end(self) -> QueueOffset:
+        """Return the offset behind the last entry in the files."""
+        return QueueOffset(self._stored_end)
+
     def entries(self, first_offset: int, count: int) -> bytes | memoryview | bytearray:
         """Return at least one and at most `count` entries from an offset on, if there are any.
 
-        There may be fewer than exist, because one call reads from one file or from memory only.
+        There may be fewer than exist, because one call reads from one block or from memory only.
+        Raises StoreError if the files cannot be read and the log cannot replace them.
         """
         count = min(count, self.next_offset - first_offset)
         if count <= 0:
             return b""
         if first_offset >= self._stored_end:
             begin = (first_offset - self._stored_end) * QUEUE_ENTRY_BYTES
-            return self.tail[begin : begin + count * QUEUE_ENTRY_BYTES]
-        position = first_offset * QUEUE_ENTRY_BYTES
-        base = position - position % self._file_bytes
-        begin = position - base
-        count = min(count, self._stored_end - first_offset)
-        end = min(begin + count * QUEUE_ENTRY_BYTES, self._file_bytes)
-        return self._view(base)[begin:end]
+            entries: bytes | memoryview | bytearray = self.tail[
+                begin : begin + count * QUEUE_ENTRY_BYTES
+            ]
+        else:
+            position = first_offset * QUEUE_ENTRY_BYTES
+            begin = position % self._blocks.file_bytes % _BLOCK_BYTES
+            block = self._blocks.read(self, position - begin, self._block_bytes(position - begin))
+            entries = memoryview(block)[begin : begin + count * QUEUE_ENTRY_BYTES]
+        return entries if self._unreadable is None else self._blank_out(first_offset, entries)
+
+    def _block_bytes(self, position: int) -> int:
+        """Return how many bytes of a block are written."""
+        in_file = position % self._blocks.file_bytes
+        written = self._stored_end * QUEUE_ENTRY_BYTES - position
+        return min(_BLOCK_BYTES, self._blocks.file_bytes - in_file, written)
+
+    def _blank_out(
+        self, first_offset: int, entries: bytes | memoryview | bytearray
+    ) -> bytes | memoryview | bytearray:
+        assert self._unreadable is not None
+        count = len(entries) // QUEUE_ENTRY_BYTES
+        numbers = [
+            offset - first_offset
+            for offset in self._unreadable
+            if first_offset <= offset < first_offset + count
+        ]
+        if not numbers:
+            return entries
+        copy = bytearray(entries)
+        for number in numbers:
+            begin = number * QUEUE_ENTRY_BYTES
+            copy[begin : begin + QUEUE_ENTRY_BYTES] = self._unreadable[first_offset + number]
+        return copy
+
+    def mark_unreadable(self, queue_offset: int) -> None:
+        """Let a blank entry stand for a message whose record is damaged, until the next start."""
+        log_offset, size, _ = self.entry(queue_offset)
+        if size != BLANK_SIZE:
+            self._unreadable = self._unreadable or {}
+            self._unreadable[queue_offset] = ENTRY.pack(log_offset, BLANK_SIZE, 0)
 
     def entry(self, queue_offset: int) -> tuple[int, int, int]:
         """Return log offset, size and tags code of an entry."""
@@ -202,11 +348,8 @@ class ConsumeQueue:
                 high = middle
         return low
 
-    def _view(self, base: int) -> memoryview:
-        return self._views.view(self._path(base))
-
     def _path(self, base: int) -> str:
-        return f"{self._directory}/{file_name(base)}"
+        return f"{self.directory}/{file_name(base)}"
 
     # --- recovery and expiry -------------------------------------------------------------------
 
@@ -217,36 +360,44 @@ class ConsumeQueue:
     def is_older_than(self, log_offset: int) -> bool:
         """Return whether the first entry, if any, is of a record below `log_offset`."""
         for base in self._bases[:1]:
-            for entry_offset, size, _ in ENTRY.iter_unpack(self._view(base)):
-                if size and not (size == BLANK_SIZE and entry_offset == 0):
-                    return bool(entry_offset < log_offset)
+            for position in range(0, self._blocks.file_bytes, _BLOCK_BYTES):
+                size = min(_BLOCK_BYTES, self._blocks.file_bytes - position)
+                block = self._blocks.read_unchecked(self._path(base), position, size)
+                for entry_offset, entry_size, _ in ENTRY.iter_unpack(block):
+                    if entry_size and not (entry_size == BLANK_SIZE and entry_offset == 0):
+                        return bool(entry_offset < log_offset)
         return True
 
     def delete(self) -> None:
         """Remove the files of the queue, durably."""
+        disk = self._blocks.disk
         for base in self._bases:
-            self._views.discard(self._path(base))
-            self._disk.remove(self._path(base))
+            self._blocks.discard_file(self._path(base))
+            disk.remove(self._path(base))
         self._bases.clear()
-        if self._disk.exists(self._directory):
-            self._disk.sync_directory(self._directory)
-            if not self._disk.names(self._directory):  # leave a directory with foreign files
-                self._disk.remove(self._directory)
+        del self._checksums[:]
+        self._blocks.discard_queue(self)
+        if disk.exists(self.directory):
+            disk.sync_directory(self.directory)
+            if not disk.names(self.directory):  # leave a directory with foreign files
+                disk.remove(self.directory)
 
     def trust_files(self, log_end: int) -> QueueOffset:
         """Accept the entries of the files up to the first that is not entirely below `log_end`.
 
-        Return the offset behind the last accepted entry.
+        Return the offset behind the last accepted entry. Nothing is known about these entries, so
+        each is compared with its record when it is read.
         """
         self._stored_end = self.next_offset = self.first_offset
+        self._forget_blocks()
+        file_bytes = self._blocks.file_bytes
         for base in reversed(self._bases):
-            view = self._view(base)
-            low, high = 0, self._file_bytes // QUEUE_ENTRY_BYTES
-            if not _is_below(view, 0, log_end):
+            low, high = 0, file_bytes // QUEUE_ENTRY_BYTES
+            if not self._is_below(base, 0, log_end):
                 continue
             while low < high:
                 middle = (low + high) // 2
-                if _is_below(view, middle, log_end):
+                if self._is_below(base, middle, log_end):
                     low = middle + 1
                 else:
                     high = middle
@@ -254,38 +405,67 @@ class ConsumeQueue:
             break
         return self.next_offset
 
+    def _is_below(self, base: int, index: int, log_end: int) -> bool:
+        entry = self._blocks.read_unchecked(
+            self._path(base), index * QUEUE_ENTRY_BYTES, QUEUE_ENTRY_BYTES
+        )
+        log_offset, size, _ = ENTRY.unpack(entry)
+        if size == BLANK_SIZE:
+            return True
+        return bool(size > 0 and log_offset >= 0 and log_offset + size <= log_end)
+
+    def _forget_blocks(self) -> None:
+        del self._checksums[:]
+        self._blocks.discard_queue(self)
+        self._unreadable = self.row = None
+
     def truncate(self, queue_offset: QueueOffset) -> None:
         """Remove every entry from `queue_offset` on, in memory and, durably, in the files."""
         self._min_offset = -1, queue_offset
         self.tail.clear()
+        disk, file_bytes = self._blocks.disk, self._blocks.file_bytes
         position = queue_offset * QUEUE_ENTRY_BYTES
         for base in reversed(list(self._bases)):
             path = self._path(base)
-            self._views.discard(path)
+            self._blocks.discard_file(path)
             if base > position or (base == position and base != self._bases[0]):
-                self._disk.remove(path)
+                disk.remove(path)
                 self._bases.remove(base)
-            elif position < base + self._file_bytes:
-                file = self._disk.open(path)
+            elif position < base + file_bytes:
+                file = disk.open(path)
                 try:
                     file.resize(max(0, position - base))
-                    file.resize(self._file_bytes)
+                    file.resize(file_bytes)
                     file.sync()
                 finally:
                     file.close()
         if self._bases:
-            self._disk.sync_directory(self._directory)
+            disk.sync_directory(self.directory)
+        if queue_offset < self._stored_end:
+            # The blocks before the one that was cut keep their checksums.
+            kept = self._block_index(position) if self._bases else 0
+            del self._checksums[max(0, kept) :]
+        self._blocks.discard_queue(self)
+        self.row = None
         self._stored_end = self.next_offset = min(self.next_offset, queue_offset)
+
+    def remove_trailing_entries(self) -> None:
+        """Remove what a crash during a checkpoint has left in the files behind the last entry."""
+        first = self._bases[0] if self._bases else 0
+        self.find_files()
+        self._bases = [base for base in self._bases if base >= first]
+        if self.has_trailing_data():
+            self.truncate(self.next_offset)
 
     def has_trailing_data(self) -> bool:
         """Return whether the files hold anything behind the last accepted entry."""
-        position = self._stored_end * QUEUE_ENTRY_BYTES
+        position, file_bytes = self._stored_end * QUEUE_ENTRY_BYTES, self._blocks.file_bytes
         for base in self._bases:
-            if base + self._file_bytes <= position:
+            if base + file_bytes <= position:
                 continue
             begin = max(0, position - base)
-            view = self._view(base)
-            if any(view[begin : begin + QUEUE_ENTRY_BYTES]):
+            entry = self._blocks.read_unchecked(self._path(base), begin, QUEUE_ENTRY_BYTES)
+            if any(entry):
                 return True
         return False
 
@@ -299,13 +479,18 @@ class ConsumeQueue:
 
         It remembers the next offset of the queue. Return how many files were removed.
         """
+        if len(self._bases) < 2:
+            return 0
         expired = self._count_expired_files(log_begin)
         for _ in range(expired):
             base = self._bases.pop(0)
-            self._views.discard(self._path(base))
-            self._disk.remove(self._path(base))
+            self._blocks.discard_file(self._path(base))
+            self._blocks.disk.remove(self._path(base))
         if expired:
-            self._disk.sync_directory(self._directory)
+            self._blocks.disk.sync_directory(self.directory)
+            self._blocks.discard_queue(self)
+            del self._checksums[: expired * self._blocks.blocks_per_file]
+            self.row = None
         return expired
 
     def _count_expired_files(self, log_begin: int) -> int:
@@ -320,18 +505,19 @@ class ConsumeQueue:
             count += 1
         return count
 
-    def check_file_sizes(self) -> None:
+    def check_file_sizes(self, sizes: dict[str, int]) -> None:
         """Raise StoreDamaged if the files have another length than configured.
 
         This is checked before anything is changed: the files may be right and the configuration
         wrong.
         """
+        file_bytes = self._blocks.file_bytes
         for base in self._bases:
-            size = len(self._view(base))
-            if base % self._file_bytes or size > self._file_bytes:
+            size = sizes.get(file_name(base), 0)
+            if base % file_bytes or size > file_bytes:
                 raise StoreDamaged(
                     f"{self._path(base)} has {size} bytes, but the configured size of queue files "
-                    f"is {self._file_bytes}; set mappedFileSizeConsumeQueue to the size they were "
+                    f"is {file_bytes}; set mappedFileSizeConsumeQueue to the size they were "
                     "written with"
                 )
 
@@ -341,25 +527,207 @@ class ConsumeQueue:
         Return False if entries are missing: a file is missing between two others, or a file before
         the last was too short.
         """
+        disk, file_bytes = self._blocks.disk, self._blocks.file_bytes
         span = self._bases[-1] - self._bases[0] if self._bases else 0
-        is_complete = span == (len(self._bases) - 1) * self._file_bytes if self._bases else True
+        is_complete = span == (len(self._bases) - 1) * file_bytes if self._bases else True
+        sizes = disk.sizes(self.directory)
         for base in self._bases:
-            if len(self._view(base)) < self._file_bytes:
-                self._views.discard(self._path(base))
-                file = self._disk.open(self._path(base))
+            if sizes.get(file_name(base), 0) < file_bytes:
+                self._blocks.discard_file(self._path(base))
+                file = disk.open(self._path(base))
                 try:
-                    file.resize(self._file_bytes)
+                    file.resize(file_bytes)
                 finally:
                     file.close()
                 is_complete = is_complete and base == self._bases[-1]
         return is_complete
 
+    # --- rows of a checkpoint ------------------------------------------------------------------
 
-def _is_below(view: memoryview, index: int, log_end: int) -> bool:
-    log_offset, size, _ = ENTRY.unpack_from(view, index * QUEUE_ENTRY_BYTES)
-    if size == BLANK_SIZE:
+    def make_row(self, log_begin: int, flush: QueueFlush | None = None) -> bytes:
+        """Return the row that describes the queue as it is after a flush and after expiry."""
+        stored_end = self._stored_end if flush is None else max(self._stored_end, flush.end_offset)
+        file_bytes, per_file = self._blocks.file_bytes, self._blocks.blocks_per_file
+        first_offset = self.first_offset_after_expiry(log_begin)
+        if flush is not None and flush.entries and not self._bases:
+            first_offset = flush.first_offset
+        first_base = first_offset * QUEUE_ENTRY_BYTES
+        expired = (first_base - self._bases[0]) // file_bytes if self._bases else 0
+        checksums = self._checksums[expired * per_file :]
+        for block, checksum in ({} if flush is None else flush.checksums).items():
+            file_number, in_file = divmod(block - first_base, file_bytes)
+            index = file_number * per_file + in_file // _BLOCK_BYTES
+            checksums.extend([_UNKNOWN] * (index + 1 - len(checksums)))
+            checksums[index] = checksum
+        if sys.byteorder == "little":
+            checksums.byteswap()
+        topic = self.topic.encode()
+        head = _ROW.pack(self.queue_id, first_offset, stored_end, len(checksums), len(topic))
+        self.row = head + topic + checksums.tobytes()
+        return self.row
+
+    def restore(self, row: QueueRow) -> bool:
+        """Take over what a checkpoint says about the queue, without opening or listing its files.
+
+        Return False if one of them is missing or has another length.
+        """
+        disk, file_bytes = self._blocks.disk, self._blocks.file_bytes
+        first, end = row.first_offset * QUEUE_ENTRY_BYTES, row.next_offset * QUEUE_ENTRY_BYTES
+        self._bases = list(range(first, end, file_bytes))
+        sizes = {disk.size(self._path(base)) for base in self._bases}
+        if first % file_bytes or (sizes and sizes != {file_bytes}):
+            return False
+        self._checksums = row.checksums
+        self._stored_end = self.next_offset = QueueOffset(row.next_offset)
+        self.row = row.data
         return True
-    return bool(size > 0 and log_offset >= 0 and log_offset + size <= log_end)
+
+
+_ROW: Final = struct.Struct(">iqqIH")  # queue id, first offset, next offset, checksums, topic bytes
+
+
+@dataclass(slots=True)
+class QueueRow:
+    """What a checkpoint says about one queue."""
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    next_offset: int
+    checksums: array[int]
+    data: bytes
+
+
+def decode_rows(data: bytes) -> Iterator[QueueRow]:
+    """Yield the rows of a checkpoint. Raises ValueError or struct.error if they are incomplete."""
+    position = 0
+    while position < len(data):
+        queue_id, first, following, count, topic_bytes = _ROW.unpack_from(data, position)
+        topic_begin = position + _ROW.size
+        checksums_begin = topic_begin + topic_bytes
+        end = checksums_begin + 8 * count
+        checksums = array("q", data[checksums_begin:end])
+        if sys.byteorder == "little":
+            checksums.byteswap()
+        topic = sys.intern(data[topic_begin:checksums_begin].decode())
+        yield QueueRow(topic, queue_id, first, following, checksums, data[position:end])
+        position = end
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+# Compares entries with the log: queue, first offset, entries (None: unreadable), their number, and
+# what is wrong with them. Returns the right entries.
+CompareWithLog = Callable[[ConsumeQueue, int, bytes | None, int, str | None], bytes]
+
+
+def _no_log(
+    queue: ConsumeQueue, first_offset: int, entries: bytes | None, count: int, reason: str | None
+) -> bytes:
+    if entries is None or reason is not None:
+        raise StoreDamaged(f"{queue.directory} from entry {first_offset} on: {reason}")
+    return entries
+
+
+class QueueBlocks:
+    """Reads blocks of queue files. The blocks that were used last stay in memory.
+
+    A block is checked when it is read: by its checksum, or against the log if there is none or if
+    the checksum is wrong. A block that was repaired is written back.
+    """
+
+    def __init__(self, disk: Disk, files: OpenFiles, *, file_bytes: int) -> None:
+        self.disk = disk
+        self.file_bytes = file_bytes
+        self.blocks_per_file = -(-file_bytes // _BLOCK_BYTES)
+        self.compare_with_log: CompareWithLog = _no_log
+        self._files = files
+        self._cache: OrderedDict[tuple[ConsumeQueue, int], bytes] = OrderedDict()
+        self._cached_bytes = 0
+        # Repaired blocks that could not be written. They stay in memory as long as the process.
+        self._unwritten: dict[tuple[ConsumeQueue, int], bytes] = {}
+
+    def read(self, queue: ConsumeQueue, position: int, size: int) -> bytes:
+        """Return the block that begins at a byte position of a queue, checked.
+
+        `size`: how many of its bytes are written.
+        """
+        key = queue, position
+        block = self._cache.get(key)
+        if block is None or len(block) < size:
+            block = self._unwritten.get(key)
+            if block is None or len(block) < size:
+                block = self._read_checked(queue, position, size)
+            self._put(key, block)
+        else:
+            self._cache.move_to_end(key)
+        return block
+
+    def read_unchecked(self, path: str, position: int, size: int) -> bytes:
+        """Return bytes of a file; zeros, as if never written, if they cannot be read."""
+        try:
+            return self._files.read(path, position, size)
+        except ReadFailed:
+            return bytes(size)
+
+    def discard(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Forget the block with an entry, because entries are added to it."""
+        position = queue_offset * QUEUE_ENTRY_BYTES
+        self._pop((queue, position - position % self.file_bytes % _BLOCK_BYTES))
+
+    def discard_queue(self, queue: ConsumeQueue) -> None:
+        for key in [key for key in self._cache if key[0] is queue]:
+            self._pop(key)
+        for key in [key for key in self._unwritten if key[0] is queue]:
+            del self._unwritten[key]
+
+    def discard_file(self, path: str) -> None:
+        """Close a file that is about to be resized or removed."""
+        self._files.discard(path)
+
+    def _read_checked(self, queue: ConsumeQueue, position: int, size: int) -> bytes:
+        base = position - position % self.file_bytes
+        path = f"{queue.directory}/{file_name(base)}"
+        entries: bytes | None = None
+        reason: str | None = None
+        try:
+            entries = self._files.read(path, position - base, size)
+        except ReadFailed as error:
+            reason = str(error)
+        except StoreError:
+            if self.disk.exists(path):
+                raise  # it cannot be opened now, which says nothing about what is in it
+            reason = f"{path} is missing"
+        checksum = queue.checksum_at(position)
+        if entries is not None and checksum is not None:
+            if crc32(entries) == checksum:
+                return entries
+            reason = f"{path} at {position - base}: the checksum of {size} bytes is wrong"
+        count = size // QUEUE_ENTRY_BYTES
+        right = self.compare_with_log(queue, position // QUEUE_ENTRY_BYTES, entries, count, reason)
+        queue.put_checksum(position, crc32(right))
+        if right != entries:
+            self._write_back(queue, position, right)
+        return right
+
+    def _write_back(self, queue: ConsumeQueue, position: int, entries: bytes) -> None:
+        try:
+            queue.write_entries(QueueOffset(position // QUEUE_ENTRY_BYTES), entries)
+        except StoreError:  # the next start tries again
+            self._unwritten[queue, position] = entries
+
+    def _put(self, key: tuple[ConsumeQueue, int], block: bytes) -> None:
+        self._pop(key)
+        self._cache[key] = block
+        self._cached_bytes += len(block)
+        while self._cached_bytes > _CACHED_BYTES_MAX and len(self._cache) > 1:
+            _, oldest = self._cache.popitem(last=False)
+            self._cached_bytes -= len(oldest)
+
+    def _pop(self, key: tuple[ConsumeQueue, int]) -> None:
+        block = self._cache.pop(key, None)
+        if block is not None:
+            self._cached_bytes -= len(block)
 
 
 def queue_directories(disk: Disk) -> list[tuple[str, int]]:
@@ -378,15 +746,16 @@ def queue_directories(disk: Disk) -> list[tuple[str, int]]:
 class QueueTable:
     """All consume queues of a store, by topic and queue id."""
 
-    def __init__(
-        self, disk: Disk, views: ViewCache, deleted_topics: DeletedTopics, *, file_bytes: int
-    ) -> None:
-        self._disk = self.disk = disk
+    def __init__(self, blocks: QueueBlocks, deleted_topics: DeletedTopics) -> None:
+        self.blocks = blocks
+        self._disk = blocks.disk
         self.deleted_topics = deleted_topics
-        self._views = views
-        self._file_bytes = file_bytes
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._file_sizes: dict[
+            ConsumeQueue, dict[str, int]
+        ] = {}  # by name, while a store is opened
         self._is_closed = False
+        self._rows_log_begin = -1  # the begin of the log for which the rows of the queues are right
         self.dirty: set[ConsumeQueue] = set()  # queues with entries that are not in files yet
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
@@ -406,9 +775,7 @@ class QueueTable:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             check_queue_name(topic, queue_id)
-            queue = ConsumeQueue(
-                self._disk, self._views, topic, queue_id, file_bytes=self._file_bytes
-            )
+            queue = ConsumeQueue(self.blocks, topic, queue_id)
             self._queues[topic, queue_id] = queue
         return queue
 
@@ -421,24 +788,28 @@ class QueueTable:
         if queue.is_empty and not queue.next_offset:
             self._queues.pop((queue.topic, queue.queue_id), None)
 
-    def open(self) -> None:
-        """Find the queues in the directory. Their entries are not trusted yet."""
+    def open(self, *, lists_files: bool = True) -> None:
+        """Find the queues in the directory. Their entries are not trusted yet.
+
+        Without `lists_files` their files are not looked at; `restore` does that.
+        """
         self._queues.clear()
         self.dirty.clear()
         for topic, queue_id in queue_directories(self._disk):
-            if is_topic_name(topic):  # leave foreign directories alone
-                self.get_or_create(topic, queue_id)
-        for queue in self:
-            queue.check_file_sizes()
+            if not is_topic_name(topic):  # leave foreign directories alone
+                continue
+            queue = ConsumeQueue(self.blocks, sys.intern(topic), queue_id, ())
+            if lists_files:
+                queue.find_files()
+                queue.check_file_sizes(self._disk.sizes(queue.directory))
+            self._queues[queue.topic, queue_id] = queue
         # A crash may have interrupted the deletion of a topic. Remove what it has left.
         for topic in {queue.topic for queue in self if queue.topic in self.deleted_topics}:
-            self._remove(
-                [
-                    queue
-                    for queue in self.queues_of(topic)
-                    if queue.is_older_than(self.deleted_topics.deleted_end(topic))
-                ]
-            )
+            queues = self.queues_of(topic)
+            for queue in queues:
+                queue.find_files()
+            end = self.deleted_topics.deleted_end(topic)
+            self._remove([queue for queue in queues if queue.is_older_than(end)])
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
         return [queue for queue in self if queue.topic == topic]
@@ -474,15 +845,58 @@ class QueueTable:
                 queue.truncate(end)
         return is_complete
 
-    def totals(self, log_begin: int = 0) -> tuple[int, int, int]:
-        """Return the numbers with which a checkpoint describes the queues.
+    def restore(self, rows: bytes, log_end: int) -> bool:
+        """Take over the rows of a checkpoint. No file of a queue with a row is opened.
+
+        Return False if the files do not fit the rows. The blocks of the files are checked when they
+        are read.
+        """
+        restored: set[ConsumeQueue] = set()
+        try:
+            for row in decode_rows(rows):
+                queue = self._queues.get((row.topic, row.queue_id))
+                if queue is None:
+                    return False
+                if not queue.restore(row):
+                    return False
+                restored.add(queue)
+        except (ValueError, struct.error):
+            return False
+        for queue in self:
+            if queue not in restored:
+                # It is newer than the checkpoint, or empty, or nobody knows where it comes from.
+                queue.find_files()
+                queue.extend_short_files()
+                if queue.trust_files(log_end) > queue.first_offset:
+                    return False
+        return True
+
+    def rows(self, log_begin: int, flushes: Sequence[QueueFlush]) -> list[bytes]:
+        """Return the rows of all queues that ever had a message, as they are after the flushes."""
+        by_queue = {flush.queue: flush for flush in flushes}
+        is_moved = log_begin != self._rows_log_begin
+        self._rows_log_begin = log_begin
+        rows = []
+        for queue in self:
+            row = queue.row
+            if row is None or is_moved or queue in by_queue:
+                row = queue.make_row(log_begin, by_queue.get(queue))
+            if queue.next_offset:
+                rows.append(row)
+        return rows
+
+    def entry_total(self) -> int:
+        """Return the sum of the next offsets of all queues."""
+        return sum([queue.next_offset for queue in self])
+
+    def totals(self) -> tuple[int, int, int]:
+        """Return the numbers with which a checkpoint of an earlier version describes the queues.
 
         They are the number of queues that ever had a message, the sum of their next offsets, and
-        the sum of their first offsets after files of records below `log_begin` are removed.
+        the sum of their first offsets.
         """
         used = [queue for queue in self if queue.next_offset]
-        firsts = [queue.first_offset_after_expiry(log_begin) for queue in used]
-        return len(used), sum(queue.next_offset for queue in used), sum(firsts)
+        return len(used), self.entry_total(), sum(queue.first_offset for queue in used)
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -519,8 +933,8 @@ class DeletedTopics:
     last of these records has expired: config/escrowDeletedTopics.json, topic -> log offset.
     """
 
-    def __init__(self, disk: Disk) -> None:
-        self._file = ConfigFile(disk, "escrowDeletedTopics.json")
+    def __init__(self, disk: Disk, damage: DamageReports | None = None) -> None:
+        self._file = ConfigFile(disk, "escrowDeletedTopics.json", damage)
         self._log_ends = self._file.str_keys(_DELETED_TOPICS_KEY)
 
     def is_deleted(self, topic: str, log_offset: int) -> bool:

@@ -2,7 +2,7 @@
 
 Paths are relative to the root of the disk and use forward slashes. A file has a fixed length from
 its creation on; the part that is not written yet reads as zeros and takes no space. It is written
-with `write_at` and read through one `view`, which shows every later write.
+with `write_at` and read with `read_at`.
 
 What a power cut can undo, and what prevents that:
 
@@ -17,8 +17,9 @@ What an error of the system means for the caller:
     any other error, and any error of a       StoreFailed       unknown what is on the disk
     flush except a full disk
 
-Writes use `pwrite`, never the memory map. On a full disk `pwrite` returns an error, but a write
-into the map of a sparse file would raise SIGBUS and end the process.
+No file is mapped into memory. A bad sector, a file that was cut short and a full disk are errors of
+`pread` and `pwrite`, which concern one read or one write. Under a memory map each of them would
+raise SIGBUS and end the process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import struct
 from collections import OrderedDict
@@ -34,7 +34,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked, StoreUnavailable
+from escrowmq.errors import (
+    ReadFailed,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreLocked,
+    StoreUnavailable,
+)
 
 BytesLike = bytes | bytearray | memoryview
 
@@ -57,8 +64,11 @@ class File(Protocol):
     def write_at(self, position: int, data: BytesLike) -> None:
         """Write all of `data`. Raises StoreError; any part may have been written then."""
 
-    def view(self) -> memoryview:
-        """Return the whole file, read-only. The view must not be used after `resize`."""
+    def read_at(self, position: int, size: int) -> bytes:
+        """Return `size` bytes. Raises ReadFailed if the disk does not deliver all of them.
+
+        May be called in any thread.
+        """
 
     def resize(self, size: int) -> None: ...
     def sync(self) -> None: ...
@@ -76,6 +86,12 @@ class Disk(Protocol):
     def open(self, path: str, *, writable: bool = True) -> File: ...
     def names(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; none if the directory does not exist."""
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the names and lengths of the files in a directory, without directories in it."""
+
+    def size(self, path: str) -> int | None:
+        """Return the length of a file, without opening it; None if it does not exist."""
 
     def exists(self, path: str) -> bool: ...
     def rename(self, old: str, new: str) -> None: ...
@@ -96,12 +112,12 @@ class Disk(Protocol):
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """Return the content of a small file; None if it does not exist."""
+    """Return the content of a small file; None if it does not exist. Raises StoreError."""
     if not disk.exists(path):
         return None
     file = disk.open(path, writable=False)
     try:
-        return bytes(file.view())
+        return file.read_at(0, file.size)
     finally:
         file.close()
 
@@ -146,8 +162,8 @@ def parent_directory(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-class ViewCache:
-    """Views of files that are read from time to time.
+class OpenFiles:
+    """Files that are read from time to time.
 
     The files that were used last stay open, so that thousands of queues do not need thousands of
     file descriptors.
@@ -158,15 +174,12 @@ class ViewCache:
         self._files_max = files_max
         self._files: OrderedDict[str, File] = OrderedDict()
 
-    def view(self, path: str) -> memoryview:
-        file = self._files.get(path)
-        if file is None:
-            file = self._files[path] = self._disk.open(path, writable=False)
-            if len(self._files) > self._files_max:
-                self._files.popitem(last=False)[1].close()
-        else:
-            self._files.move_to_end(path)
-        return file.view()
+    def read(self, path: str, position: int, size: int) -> bytes:
+        """Return bytes of a file. Raises StoreError."""
+        return self._file(path).read_at(position, size)
+
+    def size(self, path: str) -> int:
+        return self._file(path).size
 
     def discard(self, path: str) -> None:
         """Close a file. Call this before the file is resized or removed."""
@@ -176,6 +189,84 @@ class ViewCache:
     def close(self) -> None:
         while self._files:
             self._files.popitem()[1].close()
+
+    def _file(self, path: str) -> File:
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = self._disk.open(path, writable=False)
+            if len(self._files) > self._files_max:
+                self._files.popitem(last=False)[1].close()
+        else:
+            self._files.move_to_end(path)
+        return file
+
+
+_BUFFER_BYTES: Final = 1 << 18
+_PAGE_BYTES: Final = 4096
+
+
+def read_what_is_left(file: File, position: int, size: int) -> bytes:
+    """Return bytes of a file, with 0xFF for pages that cannot be read; fewer at its end.
+
+    Zeros would not do: they are what a file has where it was never written.
+    """
+    size = max(0, min(size, file.size - position))
+    try:
+        return file.read_at(position, size)
+    except ReadFailed:
+        return b"".join(_read_pages(file, position, position + size))
+
+
+def _read_pages(file: File, begin: int, end: int) -> Iterator[bytes]:
+    while begin < end:
+        page_end = min(end, begin - begin % _PAGE_BYTES + _PAGE_BYTES)
+        try:
+            yield file.read_at(begin, page_end - begin)
+        except ReadFailed:
+            yield b"\xff" * (page_end - begin)
+        begin = page_end
+
+
+class BufferedFiles:
+    """Many small reads near each other, with few calls. For programs that check or copy files.
+
+    What is in the buffer is not read again, so a file must not change meanwhile. Pages that cannot
+    be read are 0xFF, see `read_what_is_left`.
+    """
+
+    def __init__(self, disk: Disk, *, files_max: int = 512) -> None:
+        self._disk = disk
+        self._files_max = files_max
+        self._files: OrderedDict[str, tuple[File, int, bytes]] = OrderedDict()
+
+    def size(self, path: str) -> int:
+        return self._open(path)[0].size
+
+    def read(self, path: str, position: int, size: int) -> bytes:
+        """Return at most `size` bytes, fewer at the end of the file."""
+        file, begin, buffer = self._open(path)
+        size = max(0, min(size, file.size - position))
+        if not begin <= position <= position + size <= begin + len(buffer):
+            begin = position
+            buffer = read_what_is_left(file, position, max(size, _BUFFER_BYTES))
+            if size < _BUFFER_BYTES:  # what is longer is probably read only once
+                self._files[path] = file, begin, buffer
+        return buffer[position - begin : position - begin + size]
+
+    def close(self) -> None:
+        while self._files:
+            self._files.popitem()[1][0].close()
+
+    def _open(self, path: str) -> tuple[File, int, bytes]:
+        found = self._files.get(path)
+        if found is None:
+            found = self._disk.open(path, writable=False), 0, b""
+            self._files[path] = found
+            if len(self._files) > self._files_max:
+                self._files.popitem(last=False)[1][0].close()
+        else:
+            self._files.move_to_end(path)
+        return found
 
 
 # --- the real disk -------------------------------------------------------------------------------
@@ -222,7 +313,6 @@ class RealFile:
         self._path = path
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
-        self._view: memoryview | None = None
 
     @property
     def size(self) -> int:
@@ -242,20 +332,25 @@ class RealFile:
                     self._descriptor, memoryview(data)[written:], position + written
                 )
 
-    def view(self) -> memoryview:
-        if self._view is None:
-            if self._descriptor < 0:
-                raise StoreFailed(f"mapping {self._path}: the file is closed")
-            if self._size == 0:
-                return memoryview(b"")
-            with _translate_errors(f"mapping {self._path}"):
-                self._view = memoryview(
-                    mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ)
-                )
-        return self._view
+    def read_at(self, position: int, size: int) -> bytes:
+        # Not `_translate_errors`: every pull comes here, and a context manager costs more.
+        try:
+            data = os.pread(self._descriptor, size, position)
+            while len(data) < size:
+                more = os.pread(self._descriptor, size - len(data), position + len(data))
+                if not more:
+                    raise ReadFailed(
+                        f"reading {self._path}: the file ends at {position + len(data)}, "
+                        f"before {position + size}"
+                    )
+                data += more
+        except OSError as error:
+            raise ReadFailed(
+                f"reading {self._path} at {position}: {error.strerror or error}"
+            ) from error
+        return data
 
     def resize(self, size: int) -> None:
-        self._view = None
         with _translate_errors(f"resizing {self._path}"):
             os.ftruncate(self._descriptor, size)
         self._size = size
@@ -267,9 +362,6 @@ class RealFile:
             os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        # Do not close the map: slices of it may still wait to be written to a socket. It is freed
-        # together with the last of them.
-        self._view = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -355,6 +447,25 @@ class RealDisk:
                 return sorted(os.listdir(self._absolute_path(path)))
             except (FileNotFoundError, NotADirectoryError):
                 return []
+
+    def sizes(self, path: str) -> dict[str, int]:
+        with _translate_errors(f"listing {path or '.'}"):
+            try:
+                with os.scandir(self._absolute_path(path)) as entries:
+                    return {
+                        entry.name: entry.stat().st_size
+                        for entry in entries
+                        if not entry.is_dir(follow_symlinks=False)
+                    }
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+
+    def size(self, path: str) -> int | None:
+        with _translate_errors(f"reading the status of {path}"):
+            try:
+                return os.stat(self._absolute_path(path)).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
     def exists(self, path: str) -> bool:
         with _translate_errors(f"reading the status of {path}"):

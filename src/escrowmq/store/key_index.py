@@ -16,42 +16,60 @@ checksum, makes that durable, and then applies them:
 
 A start applies the redo file again. To apply it twice does no harm. A redo file with a wrong
 checksum was never complete, so none of its changes had begun.
+
+Checksums of each file (index_checksums.py) are part of the same changes. A look-up checks what it
+reads. In a file that is damaged it searches the entries one by one instead of following the chains,
+and the log where entries are damaged, so the key is found. The next start rebuilds the index.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import struct
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 from zlib import crc32
 
 import msgspec
 
+from escrowmq.errors import ReadFailed, StoreError
 from escrowmq.message.record import LogOffset
 from escrowmq.parsing import format_file_timestamp
 from escrowmq.store.columns import KeyColumns, PendingKeys, key_hash, newest_first, pack_rows
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import (
     Disk,
     File,
-    ViewCache,
+    OpenFiles,
     parent_directory,
     read_file,
+    read_what_is_left,
     remove_file,
+    replace_file,
     write_file,
+)
+from escrowmq.store.index_checksums import (
+    CHECKSUM_DIRECTORY,
+    ENTRIES_PER_CRC,
+    SLOTS_PER_SUM,
+    IndexChecksums,
+    sum_slots,
 )
 
 REDO_PATH: Final = "escrowmq.redo"
 INDEX_DIRECTORY: Final = "index"
+DAMAGED_PATH: Final = f"{CHECKSUM_DIRECTORY}/damaged"  # exists if the next start has to rebuild
 HEADER: Final = struct.Struct(">qqqqii")
 SLOT: Final = struct.Struct(">i")
 INDEX_ENTRY: Final = struct.Struct(">iqii")
 STORED_TIME_WAIT_MAX_MS: Final = 600_000  # for which stored times stand still after a set-back
 RESULTS_MAX: Final = 64
+_SINGLE_READS_MAX: Final = 4096  # to read all slots at once takes as long as so many reads
 SECONDS_MAX: Final = 0x7FFFFFFF
 assert (HEADER.size, SLOT.size, INDEX_ENTRY.size) == (40, 4, 20)
 
@@ -70,6 +88,12 @@ class IndexFile:
     # True if records without keys follow it in the log. The next key begins a new file, so that no
     # file claims a range of the log that it does not cover.
     is_closed: bool = False
+    checksums: IndexChecksums | None = None  # None if RocketMQ has written the file
+    is_damaged: bool = False
+
+    @property
+    def checksum_path(self) -> str:
+        return f"{CHECKSUM_DIRECTORY}/{self.name}"
 
     @property
     def path(self) -> str:
@@ -119,21 +143,29 @@ class IndexFlush:
         self.index.apply(self.changes)
 
 
+LogOffsetsBetween = Callable[[int, int], Iterator[int]]
+
+
 class KeyIndex:
     """All index files of a store and the keys that are not in files yet."""
 
     def __init__(
         self,
         disk: Disk,
-        views: ViewCache,
+        open_files: OpenFiles,
         *,
         slot_count: int,
         entry_count: int,
         is_enabled: bool = True,
+        damage: DamageReports | None = None,
+        log_offsets_between: LogOffsetsBetween = lambda begin, end: iter(()),
     ) -> None:
+        """`log_offsets_between` yields the records of the log in a range, for damaged entries."""
         self.is_enabled = is_enabled  # if not, no key is added; existing keys are still found
         self._disk = disk
-        self._views = views
+        self._open_files = open_files
+        self._damage = DamageReports() if damage is None else damage
+        self._log_offsets_between = log_offsets_between
         self._slot_count = slot_count
         self._entry_count = entry_count
         self._entries_position = HEADER.size + slot_count * SLOT.size
@@ -171,10 +203,15 @@ class KeyIndex:
         keys, planned = KeyColumns.from_pending(flush.keys), 0
         while planned < len(keys.hashes):
             if not files or self._is_full(files[-1], keys.stored_ms[planned]):
-                files.append(IndexFile(_new_file_name(files, flush.now_ms)))
-            capacity = self._entry_count - files[-1].count
+                checksums = IndexChecksums.empty(self._slot_count)
+                files.append(IndexFile(_new_file_name(files, flush.now_ms), checksums=checksums))
+            file = files[-1]
+            capacity = self._entry_count - file.count
             end = _end_of_ascent(keys.stored_ms, planned, planned + capacity)
-            changes.append(self._plan_file_change(files[-1], keys.part(planned, end)))
+            changes.append(self._plan_file_change(file, keys.part(planned, end)))
+            if file.checksums is not None:
+                content = file.checksums.encode()
+                changes.append(FileChange(file.checksum_path, len(content), [(0, content)]))
             planned = end
         return files, changes
 
@@ -201,6 +238,7 @@ class KeyIndex:
             file.begin_ms, file.begin_offset = stored[0], log_offsets[0]
         slots = [value % self._slot_count for value in hashes]
         previous = self._slot_heads(file, slots)
+        heads = dict(zip(slots, previous, strict=True))
         file.used_slots += previous.count(0)
         newest = dict(
             zip(slots, itertools.count(first), strict=False)
@@ -213,6 +251,11 @@ class KeyIndex:
         )
         file.count = first + len(hashes)
         file.end_offset, file.end_ms = log_offsets[-1], stored[-1]
+        if file.checksums is not None:
+            checksums = file.checksums = file.checksums.copy()
+            checksums.change_slots(newest, heads)
+            checksums.add_entries(first, entries)
+            checksums.header = file.header()
         positions = [HEADER.size + slot * SLOT.size for slot in newest]
         return FileChange(
             path=file.path,
@@ -228,8 +271,15 @@ class KeyIndex:
         """Return what the file holds in each of these slots: the number of an entry, or 0."""
         if file.count <= 1:
             return [0] * len(slots)
-        words = self._views.view(file.path)[HEADER.size : self._entries_position].cast("I")
-        heads = array("I", [words[slot] for slot in slots])
+        if len(slots) > _SINGLE_READS_MAX:
+            size = self._entries_position - HEADER.size
+            words = array("I", self._open_files.read(file.path, HEADER.size, size))
+            heads = array("I", [words[slot] for slot in slots])
+        else:
+            heads = array("I")
+            for slot in slots:
+                position = HEADER.size + slot * SLOT.size
+                heads.frombytes(self._open_files.read(file.path, position, SLOT.size))
         if sys.byteorder == "little":
             heads.byteswap()
         return [head if head < file.count else 0 for head in heads]
@@ -256,7 +306,7 @@ class KeyIndex:
                     yield LogOffset(log_offset)
         for file in reversed(self.files):
             if file.count > 1 and begin_ms <= file.end_ms + 999 and end_ms >= file.begin_ms - 999:
-                for log_offset in self._find_in_file(file, key_hash(topic, key), begin_ms, end_ms):
+                for log_offset in self._find_safely(file, key_hash(topic, key), begin_ms, end_ms):
                     if log_offset not in seen:
                         seen.add(log_offset)
                         yield LogOffset(log_offset)
@@ -268,26 +318,123 @@ class KeyIndex:
             yield flush.keys
             flush = flush.previous
 
+    def _find_safely(
+        self, file: IndexFile, hash_value: int, begin_ms: int, end_ms: int
+    ) -> Iterator[int]:
+        """Yield the matching entries of a file, also if it is damaged."""
+        if not file.is_damaged:
+            try:
+                # A list, so that damage is found before the first entry is returned.
+                found = list(self._find_in_file(file, hash_value, begin_ms, end_ms))
+            except _DamagedIndex as error:
+                self._report_damage(file, str(error))
+            else:
+                yield from found
+                return
+        yield from self._search_entries(file, hash_value)
+
     def _find_in_file(
         self, file: IndexFile, hash_value: int, begin_ms: int, end_ms: int
     ) -> Iterator[int]:
-        view = self._views.view(file.path)
         # Entries above the count of the header may exist already: a flush may be writing them in
         # a thread. So the number is checked against the capacity of the file.
-        number = self._slot_head(view, hash_value % self._slot_count, self._entry_count)
+        number = self._slot_head(file, hash_value % self._slot_count)
         while number > 0:
-            entry_hash, log_offset, seconds, previous = INDEX_ENTRY.unpack_from(
-                view, self._entries_position + number * INDEX_ENTRY.size
-            )
+            entry_hash, log_offset, seconds, previous = self._entry(file, number)
             stored_ms = file.begin_ms + seconds * 1000  # rounded down to a second
             if entry_hash == hash_value and begin_ms - 999 <= stored_ms <= end_ms:
                 yield log_offset
             # Numbers decrease along a chain. One that does not is damaged and could form a loop.
             number = previous if previous < number else 0
 
-    def _slot_head(self, view: memoryview, slot: int, count: int) -> int:
-        (number,) = SLOT.unpack_from(view, HEADER.size + slot * SLOT.size)
-        return number if 0 < number < count else 0
+    def _slot_head(self, file: IndexFile, slot: int) -> int:
+        page = slot // SLOTS_PER_SUM
+        first = page * SLOTS_PER_SUM
+        size = min(SLOTS_PER_SUM, self._slot_count - first) * SLOT.size
+        content = self._read(file, HEADER.size + first * SLOT.size, size)
+        checksums = self._checksums(file)
+        if checksums is not None and sum_slots(content) != checksums.slot_sums[page]:
+            raise _DamagedIndex(f"the sum of the slots from {first} on is wrong")
+        (number,) = SLOT.unpack_from(content, (slot - first) * SLOT.size)
+        return number if 0 < number < self._entry_count else 0
+
+    def _entry(self, file: IndexFile, number: int) -> tuple[int, int, int, int]:
+        checksums = self._checksums(file)
+        if checksums is None:
+            position = self._entries_position + number * INDEX_ENTRY.size
+            entry = INDEX_ENTRY.unpack(self._read(file, position, INDEX_ENTRY.size))
+        else:
+            block, in_block = divmod(number, ENTRIES_PER_CRC)
+            content = self._block(file, block)
+            if content is None or number >= file.count:
+                raise _DamagedIndex(f"the checksum of the entries near {number} is wrong")
+            entry = INDEX_ENTRY.unpack_from(content, in_block * INDEX_ENTRY.size)
+        return entry[0], entry[1], entry[2], entry[3]
+
+    def _block(self, file: IndexFile, block: int) -> bytes | None:
+        """Return the entries of a block; None if their checksum is wrong."""
+        first = block * ENTRIES_PER_CRC
+        count = min(ENTRIES_PER_CRC, file.count - first)
+        position = self._entries_position + first * INDEX_ENTRY.size
+        try:
+            content = self._read(file, position, max(0, count) * INDEX_ENTRY.size)
+        except _DamagedIndex:
+            return None
+        crcs = None if file.checksums is None else file.checksums.entry_crcs
+        if crcs is None or (block < len(crcs) and crc32(content) == crcs[block]):
+            return content
+        return None
+
+    def _checksums(self, file: IndexFile) -> IndexChecksums | None:
+        """Return the checksums of a file; None while a flush is changing it in a thread."""
+        is_changing = self._flush is not None and file is self.files[-1]
+        return None if is_changing else file.checksums
+
+    def _read(self, file: IndexFile, position: int, size: int) -> bytes:
+        try:
+            return self._open_files.read(file.path, position, size)
+        except StoreError as error:
+            raise _DamagedIndex(str(error)) from error
+
+    def _search_entries(self, file: IndexFile, hash_value: int) -> Iterator[int]:
+        """Yield log offsets of records that may have a key, from the entries of a damaged file.
+
+        The chains are not used, and a damaged block of entries is replaced by the part of the log
+        that it is about.
+        """
+        following_offset = file.end_offset
+        for block in range((file.count - 1) // ENTRIES_PER_CRC, -1, -1):
+            content = self._block(file, block)
+            if content is None:
+                begin = self._last_offset_before(file, block)
+                yield from reversed(list(self._log_offsets_between(begin, following_offset)))
+                following_offset = begin
+                continue
+            entries = list(INDEX_ENTRY.iter_unpack(content))[1 if block == 0 else 0 :]
+            for entry_hash, log_offset, _, _ in reversed(entries):
+                if entry_hash == hash_value:
+                    yield log_offset
+            following_offset = entries[0][1] if entries else following_offset
+
+    def _last_offset_before(self, file: IndexFile, block: int) -> int:
+        """Return the log offset of the last sound entry before a block."""
+        for previous in range(block - 1, -1, -1):
+            content = self._block(file, previous)
+            if content is not None and len(content) > INDEX_ENTRY.size:
+                return int(INDEX_ENTRY.unpack(content[-INDEX_ENTRY.size :])[1])
+        return file.begin_offset
+
+    def _report_damage(self, file: IndexFile, description: str) -> None:
+        file.is_damaged = True
+        self._damage.add(
+            DamageKind.INDEX,
+            file.path,
+            f"{description}; keys are searched in its entries and in the log, and the next start "
+            "rebuilds it",
+            is_repaired=True,
+        )
+        with contextlib.suppress(StoreError):  # the damage is found again then
+            write_file(self._disk, DAMAGED_PATH, b"")
 
     # --- opening and expiry --------------------------------------------------------------------
 
@@ -296,28 +443,95 @@ class KeyIndex:
         changes = [change for change in load_redo(self._disk) if self._can_apply(change)]
         apply_changes(self._disk, changes)
         self.files = []
-        for name in self._disk.names(INDEX_DIRECTORY):
+        for name, size in sorted(self._disk.sizes(INDEX_DIRECTORY).items()):
             if not name.isdigit():
                 continue
-            view = self._views.view(f"{INDEX_DIRECTORY}/{name}")
-            if len(view) == self._file_bytes:
-                file = IndexFile(name, *HEADER.unpack_from(view, 0))
-                # RocketMQ writes 0 into a new file. A count above the capacity is damaged.
-                file.count = min(max(1, file.count), self._entry_count)
-                self.files.append(file)
+            path = f"{INDEX_DIRECTORY}/{name}"
+            if size == self._file_bytes:
+                self.files.append(self._open_file(name))
             else:  # of another configuration, or cut short; recovery rebuilds it from the log
-                self._views.discard(f"{INDEX_DIRECTORY}/{name}")
-                remove_file(self._disk, f"{INDEX_DIRECTORY}/{name}")
+                self._open_files.discard(path)
+                remove_file(self._disk, path)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether damage was found before, so that the index has to be rebuilt."""
+        return self._disk.exists(DAMAGED_PATH)
+
+    def _open_file(self, name: str) -> IndexFile:
+        try:
+            header = self._open_files.read(f"{INDEX_DIRECTORY}/{name}", 0, HEADER.size)
+        except ReadFailed:
+            header = bytes(HEADER.size)
+        file = self._file_of(name, header)
+        if not self._disk.exists(file.checksum_path):
+            return file
+        file.checksums = self._load_checksums(file)
+        saved = file.checksums.header
+        if header == saved:
+            return file
+        saved_file = self._file_of(name, saved)
+        if file.count > saved_file.count and file.end_offset > saved_file.end_offset:
+            # RocketMQ has added keys since. The file has no checksums from now on.
+            file.checksums = None
+            remove_file(self._disk, file.checksum_path)
+            return file
+        self._damage.add(
+            DamageKind.INDEX,
+            file.path,
+            "the header is not what was written, and was restored from its copy",
+            is_repaired=True,
+        )
+        apply_changes(self._disk, [FileChange(file.path, self._file_bytes, [(0, saved)])])
+        saved_file.checksums = file.checksums
+        return saved_file
+
+    def _file_of(self, name: str, header: bytes) -> IndexFile:
+        file = IndexFile(name, *HEADER.unpack(header))
+        # RocketMQ writes 0 into a new file. A count above the capacity is damaged.
+        file.count = min(max(1, file.count), self._entry_count)
+        return file
+
+    def _load_checksums(self, file: IndexFile) -> IndexChecksums:
+        """Return the checksums of a file. If they are damaged, compute them again."""
+        content = None
+        with contextlib.suppress(StoreError):
+            content = read_file(self._disk, file.checksum_path)
+        checksums = IndexChecksums.decode(content or b"")
+        if checksums is not None:
+            return checksums
+        opened = self._disk.open(file.path, writable=False)
+        try:
+            slots_bytes = self._slot_count * SLOT.size
+            checksums = IndexChecksums.of_content(
+                file.header(),
+                read_what_is_left(opened, HEADER.size, slots_bytes),
+                read_what_is_left(opened, self._entries_position, file.count * INDEX_ENTRY.size),
+            )
+        finally:
+            opened.close()
+        self._damage.add(
+            DamageKind.INDEX,
+            file.checksum_path,
+            "the checksums of an index file are damaged, and were computed again",
+            is_repaired=True,
+        )
+        replace_file(self._disk, file.checksum_path, checksums.encode())
+        return checksums
 
     def _can_apply(self, change: FileChange) -> bool:
         """Return False if RocketMQ's broker has added keys to the file or removed it since."""
+        if not change.path.startswith(INDEX_DIRECTORY):
+            return True  # checksums: they are compared with the header of their file afterwards
         (entries_position, _), (_, header) = change.writes
         if not self._disk.exists(change.path):
             # Only a change that begins a file may create it.
             return entries_position == self._entries_position + INDEX_ENTRY.size
-        view = self._views.view(change.path)
-        count = HEADER.unpack_from(view)[-1] if len(view) >= HEADER.size else 0
-        self._views.discard(change.path)
+        content = b""
+        with contextlib.suppress(StoreError):
+            content = self._open_files.read(change.path, 0, HEADER.size)
+        count = HEADER.unpack(content)[-1] if content else 0
+        self._open_files.discard(change.path)
         return bool(count <= HEADER.unpack(header)[-1])
 
     @property
@@ -336,6 +550,7 @@ class KeyIndex:
         while self.files:
             self._remove(self.files.pop())
         self.pending.clear()
+        remove_file(self._disk, DAMAGED_PATH)
 
     def remove_expired(self, log_begin: int) -> int:
         """Remove files whose records are all below `log_begin`. Return how many."""
@@ -350,8 +565,13 @@ class KeyIndex:
         return len(expired)
 
     def _remove(self, file: IndexFile) -> None:
-        self._views.discard(file.path)
+        self._open_files.discard(file.path)
         remove_file(self._disk, file.path)
+        remove_file(self._disk, file.checksum_path)
+
+
+class _DamagedIndex(Exception):
+    """A part of an index file is not what was written, or cannot be read."""
 
 
 def _link_shared_slots(
@@ -419,7 +639,9 @@ def write_redo(disk: Disk, changes: list[FileChange]) -> None:
 
 def load_redo(disk: Disk) -> list[FileChange]:
     """Return the changes in the redo file; none if there is no complete one."""
-    content = read_file(disk, REDO_PATH) or b""
+    content = b""
+    with contextlib.suppress(ReadFailed):
+        content = read_file(disk, REDO_PATH) or b""
     data = content[_CRC_BYTES:]
     if len(content) <= _CRC_BYTES or crc32(data) != int.from_bytes(content[:_CRC_BYTES], "big"):
         return []
@@ -473,7 +695,7 @@ def _write_merged(
     file: File, begin: int, end: int, positions: Sequence[int], values: Sequence[int]
 ) -> None:
     """Write words and the unchanged bytes between them in one call."""
-    content = bytearray(file.view()[begin:end])
+    content = bytearray(read_what_is_left(file, begin, end - begin))
     words = memoryview(content)[: len(content) // _WORD_BYTES * _WORD_BYTES].cast("I")
     for position, value in zip(positions, values, strict=True):
         words[(position - begin) // _WORD_BYTES] = value

@@ -23,6 +23,7 @@ from zlib import crc32
 
 import msgspec
 
+from escrowmq.errors import StoreError
 from escrowmq.store.disk import Disk, read_file, replace_file
 
 AGES_PATH: Final = "escrowmq.ages"
@@ -151,14 +152,15 @@ class PastTimes:
     def stored_ms(self, stored_ms: int, log_offset: int) -> int:
         """Convert the stored time of the record at a log offset."""
         index = bisect_right(self.marks, log_offset, key=_log_end)
-        # The record was written between two marks. The stored time counts if it is possible.
+        # The record was written between two marks. If its stored time is not possible, a clock was
+        # or is wrong, and the record counts as young: nothing happens to it too early.
         after, before = self.marks[index : index + 1], self.marks[max(0, index - 1) : index]
         age_min_ms = self.measured_ms - after[0].measured_ms if after else 0
         age_max_ms = self.measured_ms - before[0].measured_ms if before else age_min_ms
         if not before or not self.is_same_boot:
             age_max_ms += _DOWNTIME_MAX_MS
         age_ms = self.now_ms - stored_ms
-        return self.now_ms - min(max(age_ms, age_min_ms), age_max_ms)
+        return self.now_ms - (age_ms if age_min_ms <= age_ms <= age_max_ms else age_min_ms)
 
     def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
         """Convert a time that the broker wrote into the record at a log offset.
@@ -208,7 +210,11 @@ def _thin(marks: list[LogMark], now_measured_ms: int) -> list[LogMark]:
 
 def _load(disk: Disk) -> _SavedAges | None:
     """Return what was saved; None if there is nothing with a correct checksum."""
-    checksum, _, data = (read_file(disk, AGES_PATH) or b"").strip().partition(b"\n")
+    try:
+        content = read_file(disk, AGES_PATH) or b""
+    except StoreError:
+        return None
+    checksum, _, data = content.strip().partition(b"\n")
     if not data or checksum != b"%08x" % crc32(data):
         return None
     try:

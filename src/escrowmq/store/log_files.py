@@ -15,7 +15,7 @@ from typing import Final
 
 from escrowmq.message.record import LogOffset, StoredRecord
 from escrowmq.store.commit_log import LOG_DIRECTORY, file_name, is_file_name
-from escrowmq.store.disk import Disk, ViewCache
+from escrowmq.store.disk import BufferedFiles, Disk
 from escrowmq.store.log_scan import (
     Damage,
     KnownBoundaries,
@@ -58,7 +58,7 @@ class LogFiles:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._views = ViewCache(disk, files_max=2)
+        self._open_files = BufferedFiles(disk, files_max=2)
         names = disk.names(LOG_DIRECTORY)
         self.unknown_names = [name for name in names if not is_file_name(name)]
         files = [
@@ -71,7 +71,6 @@ class LogFiles:
             file for file in files if self.segment_bytes and file.base % self.segment_bytes
         ]
         self.files = [file for file in files if file not in self.misaligned_files]
-        self._last_view = -1, memoryview(b"")
         self._by_base = {file.base: file for file in self.files}
         self.begin = LogOffset(self.files[0].base if self.files else 0)
         self.end = self.begin
@@ -81,8 +80,7 @@ class LogFiles:
         return LogOffset(self.files[-1].base + self.segment_bytes if self.files else 0)
 
     def close(self) -> None:
-        self._last_view = -1, memoryview(b"")
-        self._views.close()
+        self._open_files.close()
 
     def locate(self, log_offset: int) -> tuple[str, int]:
         """Return the path of the file for a log offset, and the position in it.
@@ -155,18 +153,18 @@ class LogFiles:
         file = self._by_base.get(begin - begin % self.segment_bytes)
         if file is None:
             return b""
-        return bytes(self._view(file)[begin - file.base : end - file.base])
+        return self._read(file, begin - file.base, end - begin)
 
-    def _view(self, file: LogFile) -> memoryview:
-        base, view = self._last_view
-        if base != file.base:
-            view = self._views.view(file.path)[: self.segment_bytes]
-            self._last_view = file.base, view
-        return view
+    def _read(self, file: LogFile, position: int, size: int) -> bytes:
+        return self._open_files.read(file.path, position, min(size, self.segment_bytes - position))
 
 
 def first_nonzero(
-    view: memoryview, position: int, full_scan_bytes: int = FULL_SCAN_BYTES
+    files: BufferedFiles,
+    path: str,
+    position: int,
+    end: int,
+    full_scan_bytes: int = FULL_SCAN_BYTES,
 ) -> int | None:
     """Return the position of the first byte that is not zero; None if there is none.
 
@@ -174,17 +172,17 @@ def first_nonzero(
     remaining part of a segment is usually a hole of a sparse file, of which only samples are
     tested: to read all of it would fill the memory with pages of zeros.
     """
-    full_end = min(len(view), position + full_scan_bytes)
+    end = min(end, files.size(path))
+    full_end = min(end, position + full_scan_bytes)
     chunks = [
         (begin, min(begin + _CHUNK_BYTES, full_end))
         for begin in range(position, full_end, _CHUNK_BYTES)
     ]
     chunks += [
-        (begin, begin + _SAMPLE_BYTES)
-        for begin in range(full_end, len(view), _SAMPLE_INTERVAL_BYTES)
+        (begin, begin + _SAMPLE_BYTES) for begin in range(full_end, end, _SAMPLE_INTERVAL_BYTES)
     ]
-    for begin, end in chunks:
-        chunk = bytes(view[begin:end])
+    for begin, chunk_end in chunks:
+        chunk = files.read(path, begin, chunk_end - begin)
         if chunk != _ZEROS[: len(chunk)]:
             return begin + len(chunk) - len(chunk.lstrip(b"\0"))
     return None

@@ -50,7 +50,7 @@ from escrowmq.store.consume_queue import (
     QUEUE_ENTRY_BYTES,
     queue_directories,
 )
-from escrowmq.store.disk import Disk
+from escrowmq.store.disk import Disk, read_what_is_left
 
 _CHUNK_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK_BYTES)
@@ -152,7 +152,7 @@ def _entries_of(disk: Disk, directory: str, begin: int, end: int) -> Iterator[tu
     for name in reversed([name for name in disk.names(directory) if is_file_name(name)]):
         file = disk.open(f"{directory}/{name}", writable=False)
         try:
-            content = bytes(file.view())
+            content = read_what_is_left(file, 0, file.size)
         finally:
             file.close()
         content = content[: len(content) - len(content) % QUEUE_ENTRY_BYTES]

@@ -1,6 +1,9 @@
-"""Read a queue: choose the records of a pull and return them as slices of the log, not copied.
+"""Read a queue: choose the records of a pull and return them as slices of the log.
 
     queue entries --filter, limits--> ranges of the log --> memoryviews
+
+A record that is damaged is reported and passed like a message that does not exist: the read goes on
+behind it, so a consumer neither stops there nor gets bytes that are not a message.
 
 Also look up records by time (`offset_by_time`) and read the edges of a record without decoding all
 of it (`RecordSummary`).
@@ -16,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from escrowmq.errors import RecordNotFound
+from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.message.record import BORN_HOST_IPV6, MAGIC_V1, MAGIC_V2, STORE_HOST_IPV6, QueueOffset
 from escrowmq.store.commit_log import CommitLog
 from escrowmq.store.consume_queue import BLANK_SIZE, ENTRY, QUEUE_ENTRY_BYTES, ConsumeQueue
@@ -24,6 +27,10 @@ from escrowmq.store.consume_queue import BLANK_SIZE, ENTRY, QUEUE_ENTRY_BYTES, C
 _STORED_MS = struct.Struct(">q")
 _SIZE_MAGIC = struct.Struct(">iI")
 _INT = struct.Struct(">i")
+_HEAD_BYTES_MAX = 112  # of a record, up to its body, if both hosts are IPv6 addresses
+
+# Called with a queue, a queue offset, and what is wrong with the record there.
+ReportDamage = Callable[[ConsumeQueue, int, CorruptRecord | RecordNotFound], None]
 
 
 class EntryFilter(Protocol):
@@ -58,7 +65,7 @@ class ReadStatus(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class QueueRead:
-    """The result of a read. The slices are views of the log files and stay valid."""
+    """The result of a read. The slices are bytes of the log and stay valid."""
 
     status: ReadStatus
     next_offset: QueueOffset  # where the next read continues
@@ -80,6 +87,7 @@ def read_queue(
     count_max: int,
     bytes_max: int,
     message_filter: EntryFilter | None = None,
+    report_damage: ReportDamage = lambda queue, queue_offset, error: None,
 ) -> QueueRead:
     """Read at most `count_max` records and `bytes_max` bytes, but at least one record.
 
@@ -95,25 +103,50 @@ def read_queue(
     low, high = queue.min_offset(log.begin), queue.visible_end
     if not low <= queue_offset < high:
         return _empty_read(queue_offset, low, high)
-    result = QueueRead(
-        status=ReadStatus.NO_MATCH,
-        next_offset=QueueOffset(queue_offset),
-        min_offset=low,
-        max_offset=high,
-    )
-    collector = _SliceCollector(log, result, count_max, bytes_max, message_filter)
-    scanned, scan_max = 0, collector.scan_max
-    while scanned < scan_max and result.next_offset < high:
-        entries = queue.entries(
-            result.next_offset, min(scan_max - scanned, high - result.next_offset)
+    for is_last_attempt in (False, False, True):
+        result = QueueRead(
+            status=ReadStatus.NO_MATCH,
+            next_offset=QueueOffset(queue_offset),
+            min_offset=low,
+            max_offset=high,
         )
-        scanned += len(entries) // QUEUE_ENTRY_BYTES
-        if not collector.add_entries(entries):
-            break
-    result.slices = collector.slices()
-    if result.count:
-        result.status = ReadStatus.FOUND
+        collector = _SliceCollector(log, queue, result, count_max, bytes_max, message_filter)
+        scanned, scan_max = 0, collector.scan_max
+        while scanned < scan_max and result.next_offset < high:
+            entries = queue.entries(
+                result.next_offset, min(scan_max - scanned, high - result.next_offset)
+            )
+            scanned += len(entries) // QUEUE_ENTRY_BYTES
+            if not collector.add_entries(entries):
+                break
+        try:
+            result.slices = collector.slices()
+        except (CorruptRecord, RecordNotFound) as error:
+            # Read again without the records that are damaged. There is none if a read has failed
+            # that succeeds now.
+            _mark_unreadable(log, queue, queue_offset, result.next_offset, report_damage)
+            if is_last_attempt:
+                raise error
+            continue
+        if result.count:
+            result.status = ReadStatus.FOUND
+        break
     return result
+
+
+def _mark_unreadable(
+    log: CommitLog, queue: ConsumeQueue, begin: int, end: int, report_damage: ReportDamage
+) -> None:
+    """Find the damaged records between two queue offsets and let blank entries stand for them."""
+    for queue_offset in range(begin, end):
+        log_offset, size, _ = queue.entry(queue_offset)
+        if size == BLANK_SIZE:
+            continue
+        try:
+            log.slices([(log_offset, log_offset + size, queue_offset)], queue.topic, queue.queue_id)
+        except (CorruptRecord, RecordNotFound) as error:
+            queue.mark_unreadable(queue_offset)
+            report_damage(queue, queue_offset, error)
 
 
 def _empty_read(queue_offset: int, low: QueueOffset, high: QueueOffset) -> QueueRead:
@@ -133,12 +166,14 @@ class _SliceCollector:
     def __init__(
         self,
         log: CommitLog,
+        queue: ConsumeQueue,
         result: QueueRead,
         count_max: int,
         bytes_max: int,
         message_filter: EntryFilter | None,
     ) -> None:
         self._log = log
+        self._queue = queue
         self._result = result
         self._count_max = self._remaining_count = self.scan_max = count_max
         self._remaining_bytes = bytes_max
@@ -149,16 +184,16 @@ class _SliceCollector:
             self._matches_properties = message_filter.matches_properties
             if self._tags_codes is not None or self._matches_properties is not None:
                 self.scan_max = max(count_max, message_filter.scan_max)
-        self._ranges: list[tuple[int, int]] = []
+        self._ranges: list[tuple[int, int, int]] = []  # begin, end, first queue offset
 
     def add_entries(self, entries: bytes | bytearray | memoryview) -> bool:
         """Add the matching entries. Return whether the limits allow more."""
         # The inner loop of every pull: local names, a set look-up instead of a call for tags.
         tags_codes, matches_properties = self._tags_codes, self._matches_properties
         ranges = self._ranges
-        begin, end = ranges[-1] if ranges else (-1, -1)
+        begin, end, first_offset = ranges[-1] if ranges else (-1, -1, -1)
         remaining_count, remaining_bytes = self._remaining_count, self._remaining_bytes
-        tested = 0
+        tested, next_offset = 0, self._result.next_offset
         for log_offset, size, tags_code in ENTRY.iter_unpack(entries):
             if (
                 size != BLANK_SIZE
@@ -178,10 +213,10 @@ class _SliceCollector:
                 remaining_count -= 1
                 if log_offset == end:
                     end += size
-                    ranges[-1] = begin, end
+                    ranges[-1] = begin, end, first_offset
                 else:
-                    begin, end = log_offset, log_offset + size
-                    ranges.append((begin, end))
+                    begin, end, first_offset = log_offset, log_offset + size, next_offset + tested
+                    ranges.append((begin, end, first_offset))
             tested += 1
         result = self._result
         result.next_offset = QueueOffset(result.next_offset + tested)
@@ -190,7 +225,7 @@ class _SliceCollector:
         return remaining_count > 0 and remaining_bytes >= 0
 
     def slices(self) -> list[memoryview]:
-        return self._log.slices(self._ranges)
+        return self._log.slices(self._ranges, self._queue.topic, self._queue.queue_id)
 
     def _properties(self, log_offset: int, size: int) -> bytes:
         summary = read_record_summary(self._log, 0, log_offset, size)
@@ -215,26 +250,27 @@ def read_record_summary(
 ) -> RecordSummary | None:
     """Return the summary of a record, or None if the bytes there do not look like one."""
     try:
-        view = log.view(log_offset, log_offset + size)
+        view = log.view(log_offset, log_offset + min(size, _HEAD_BYTES_MAX))
         own_size, magic = _SIZE_MAGIC.unpack_from(view)
+        if own_size != size or magic not in (MAGIC_V1, MAGIC_V2):
+            return None
         # The layout is in message/record.py. Host addresses, body and topic vary in length.
         host_bits = view[39]
         position = 56 if not host_bits & BORN_HOST_IPV6 else 68
         stored_ms = _STORED_MS.unpack_from(view, position)[0]
         position += 28 if not host_bits & STORE_HOST_IPV6 else 40
         position += 4 + _INT.unpack_from(view, position)[0]  # the body
-        if magic == MAGIC_V1:
-            position += 1 + view[position]  # the topic
-        else:
-            position += 2 + view[position] * 256 + view[position + 1]
-        properties_bytes = view[position] * 256 + view[position + 1]
-    except (RecordNotFound, struct.error, IndexError):
+        if not 0 < position < size:
+            return None
+        view = log.view(log_offset + position, log_offset + size)
+        topic_bytes = 1 + view[0] if magic == MAGIC_V1 else 2 + view[0] * 256 + view[1]
+        properties_bytes = view[topic_bytes] * 256 + view[topic_bytes + 1]
+    except (RecordNotFound, CorruptRecord, struct.error, IndexError):
         return None
-    if own_size != size or magic not in (MAGIC_V1, MAGIC_V2):
+    if topic_bytes + 2 + properties_bytes != len(view):
         return None
-    if position + 2 + properties_bytes != size:
-        return None
-    return RecordSummary(queue_offset, log_offset, size, stored_ms, bytes(view[position + 2 :]))
+    properties = bytes(view[topic_bytes + 2 :])
+    return RecordSummary(queue_offset, log_offset, size, stored_ms, properties)
 
 
 # --- records by time -----------------------------------------------------------------------------
@@ -263,18 +299,26 @@ def offset_by_time(
 
 
 def first_stored_ms(log: CommitLog, queue: ConsumeQueue, queue_offset: int) -> int | None:
-    """Return when the message at this offset was stored, or the next one if it is a blank entry.
+    """Return when the message at this offset was stored, or the next one if it is missing.
 
     Return None if no message follows.
     """
     for offset in range(queue_offset, queue.next_offset):
         log_offset, size, _ = queue.entry(offset)
         if size != BLANK_SIZE:
-            return _stored_ms(log, log_offset, size)
+            stored_ms = _stored_ms(log, log_offset, size)
+            if stored_ms is not None:
+                return stored_ms
     return None
 
 
-def _stored_ms(log: CommitLog, log_offset: int, size: int) -> int:
-    view = log.view(log_offset, log_offset + size)
-    position = 68 if view[39] & BORN_HOST_IPV6 else 56
-    return int(_STORED_MS.unpack_from(view, position)[0])
+def _stored_ms(log: CommitLog, log_offset: int, size: int) -> int | None:
+    """Return when a record was stored; None if it cannot be read."""
+    try:
+        view = log.view(log_offset, log_offset + min(size, _HEAD_BYTES_MAX))
+        own_size, magic = _SIZE_MAGIC.unpack_from(view)
+        position = 68 if view[39] & BORN_HOST_IPV6 else 56
+        stored_ms = int(_STORED_MS.unpack_from(view, position)[0])
+    except (RecordNotFound, CorruptRecord, struct.error, IndexError):
+        return None
+    return stored_ms if own_size == size and magic in (MAGIC_V1, MAGIC_V2) else None

@@ -37,9 +37,14 @@ from escrowmq.message.record import (
     RecordClaims,
     StoredRecord,
 )
-from escrowmq.store.checkpoint import Checkpoint, load_checkpoint, load_rocketmq_checkpoint
+from escrowmq.store.checkpoint import (
+    Checkpoint,
+    load_checkpoint_file,
+    load_rocketmq_checkpoint,
+)
 from escrowmq.store.commit_log import CommitLog
 from escrowmq.store.consume_queue import BLANK_SIZE, ConsumeQueue, QueueTable
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk
 from escrowmq.store.flush_marks import SavedMarks, load_marks
 from escrowmq.store.key_index import KeyIndex
@@ -69,15 +74,12 @@ class Recovery:
     rebuilt_queues: bool = False
     rebuilt_index: bool = False
 
-    def report(self) -> None:
-        """Log what was found. Damage is an error: messages that were durable are lost."""
+    def report(self, reports: DamageReports) -> None:
+        """Report what was found. Damage is an error: messages that were durable are lost."""
         for damage in self.damage[:DAMAGE_LINES_MAX]:
-            log.error(
-                "the log is damaged, its messages there are lost log_offset=%d bytes=%d: %s",
-                damage.begin,
-                damage.size,
-                damage.reason,
-            )
+            description = f"its messages are lost: {damage.reason}"
+            place = f"log_offset={damage.begin} bytes={damage.size}"
+            reports.add(DamageKind.LOG, place, description, is_repaired=False)
         if len(self.damage) > DAMAGE_LINES_MAX:
             log.error(
                 "the log is damaged in %d more places; `escrowmq store check` shows them",
@@ -118,7 +120,8 @@ def recover(
     """
     saved = SavedState.load(disk, was_clean=was_clean)
     last_record = _checkpointed_record(saved.checkpoint, log)
-    queues.open()
+    has_rows = saved.checkpoint is not None and saved.checkpoint.has_queue_rows
+    queues.open(lists_files=last_record is None or not has_rows)
     index.open()
     if saved.checkpoint is not None and not saved.checkpoint.is_indexed:
         # Records behind the last index file have no keys in it. A new file for the records that
@@ -132,8 +135,8 @@ def recover(
             )
             recovery.damage[:0] = last_record
     if recovery is None:
+        queues.open()  # first: it raises if the configuration does not fit the files
         index.clear()
-        queues.open()
         replay = _LogReplay(log, queues, index, delay_levels_ms, spill)
         recovery = replay.from_start(disk, saved)
     queues.deleted_topics.trim(log_begin=log.begin, log_end=recovery.end)
@@ -150,15 +153,16 @@ class SavedState:
 
     was_clean: bool  # it has closed the store
     checkpoint: Checkpoint | None
+    queue_rows: bytes  # of the checkpoint
     marks: SavedMarks
     rocketmq_ms: int  # RocketMQ's checkpoint: records stored before were durable
 
     @classmethod
     def load(cls, disk: Disk, *, was_clean: bool) -> SavedState:
-        checkpoint, rocketmq = load_checkpoint(disk), load_rocketmq_checkpoint(disk)
-        return cls(
-            was_clean, checkpoint, load_marks(disk), 0 if rocketmq is None else rocketmq.log_ms
-        )
+        checkpoint, queue_rows = load_checkpoint_file(disk) or (None, b"")
+        rocketmq = load_rocketmq_checkpoint(disk)
+        rocketmq_ms = 0 if rocketmq is None else rocketmq.log_ms
+        return cls(was_clean, checkpoint, queue_rows, load_marks(disk), rocketmq_ms)
 
     @property
     def _has_valid_marks(self) -> bool:
@@ -231,6 +235,7 @@ class _LogReplay:
         self._index = index
         self._delay_levels_ms = delay_levels_ms
         self._spill = spill
+        log.end = log.files_end()  # so that records can be read; the replay finds the real end
 
     def from_checkpoint(self, saved: SavedState, checkpoint: Checkpoint) -> Recovery:
         """Replay what follows a checkpoint.
@@ -238,9 +243,13 @@ class _LogReplay:
         Raises _InconsistentQueues if the queues do not agree with the checkpoint or the log.
         """
         begin = LogOffset(checkpoint.log_offset)
-        is_complete = self._queues.trust_files(begin)
-        totals = checkpoint.queue_count, checkpoint.entry_total, checkpoint.first_total
-        if not is_complete or not _totals_match(self._queues.totals(), totals):
+        if checkpoint.has_queue_rows:
+            is_consistent = self._queues.restore(saved.queue_rows, begin)
+        else:
+            totals = checkpoint.queue_count, checkpoint.entry_total, checkpoint.first_total
+            is_consistent = self._queues.trust_files(begin)
+            is_consistent = is_consistent and _totals_match(self._queues.totals(), totals)
+        if not is_consistent:
             raise _InconsistentQueues
         recovery = Recovery(was_clean=saved.was_clean, scanned_from=begin, end=begin)
         recovery.last_record_offset, recovery.stored_ms = (
@@ -295,7 +304,7 @@ class _LogReplay:
 
     def _rebuild_index(self, recovery: Recovery, saved: SavedState, end: LogOffset) -> None:
         self._index.clear()
-        history = saved.history(self._log.segment_bytes, queues=self._queues.disk)
+        history = saved.history(self._log.segment_bytes, queues=self._queues.blocks.disk)
         scanner = LogScanner(self._log, history)
         for number, record in enumerate(scanner.records(self._log.begin), 1):
             if record.log_offset >= end:
@@ -317,6 +326,8 @@ def _totals_match(actual: tuple[int, int, int], expected: tuple[int, int, int]) 
 
 
 def _index_matches(index: KeyIndex, checkpoint: Checkpoint) -> bool:
+    if index.is_damaged:
+        return False
     names = {file.name for file in index.files}
     return names >= set(checkpoint.index_files) and index.end_offset >= checkpoint.index_end_offset
 
@@ -362,6 +373,8 @@ class _QueueRestorer:
             queue = self._queues.get_or_create(record.topic, record.queue_id)
         except RecordRefused as error:
             return str(error)
+        if self._is_strict and queue not in self._seen_queues:
+            queue.remove_trailing_entries()
         if record.queue_offset != queue.next_offset:
             reason = self._close_gap(queue, record)
             if reason is not None:

@@ -43,7 +43,7 @@ from escrowmq.message.record import (
     StoredRecord,
     encoded_size,
 )
-from escrowmq.store.checkpoint import CheckpointJob
+from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
 from escrowmq.store.columns import PendingKeyRun, PendingKeys
 from escrowmq.store.commit_log import (
     AppendResult,
@@ -58,13 +58,16 @@ from escrowmq.store.consume_queue import (
     ENTRY,
     ConsumeQueue,
     DeletedTopics,
+    QueueBlocks,
     QueueTable,
     check_queue_name,
 )
-from escrowmq.store.disk import Disk, Lock, ViewCache, remove_file, write_file
+from escrowmq.store.damage import DamageKind, DamageReports
+from escrowmq.store.disk import Disk, Lock, OpenFiles, remove_file, write_file
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import RESULTS_MAX, STORED_TIME_WAIT_MAX_MS, KeyIndex
+from escrowmq.store.log_scan import KnownBoundaries, LogHistory, LogScanner
 from escrowmq.store.queue_reader import (
     EntryFilter,
     QueueRead,
@@ -74,6 +77,7 @@ from escrowmq.store.queue_reader import (
     read_queue,
     read_record_summary,
 )
+from escrowmq.store.queue_repair import QueueRepair
 from escrowmq.store.recovery import Recovery, recover
 
 LOCK_PATH: Final = "lock"
@@ -89,6 +93,7 @@ class StoreReader:
     _queues: QueueTable
     _index: KeyIndex
     _last_record_offset: int
+    damage: DamageReports
 
     def read(
         self,
@@ -109,14 +114,21 @@ class StoreReader:
             count_max=count_max,
             bytes_max=bytes_max,
             message_filter=message_filter,
+            report_damage=self._report_damaged_record,
         )
+
+    def _report_damaged_record(
+        self, queue: ConsumeQueue, queue_offset: int, error: CorruptRecord | RecordNotFound
+    ) -> None:
+        description = f"message {queue_offset} of this queue cannot be read: {error}"
+        self.damage.add(DamageKind.LOG, queue.directory, description, is_repaired=False)
 
     def record_at(self, log_offset: int) -> StoredRecord:
         """Decode the record at a log offset. Raises RecordNotFound or CorruptRecord."""
         return self._log.record_at(LogOffset(log_offset))
 
     def record_bytes(self, record: StoredRecord) -> memoryview:
-        """Return the encoded record, not copied."""
+        """Return the encoded record. Raises RecordNotFound or CorruptRecord."""
         return self._log.view(record.log_offset, record.log_offset + record.size)
 
     @property
@@ -264,22 +276,28 @@ class MessageStore(StoreReader):
         self._disk = disk
         self._delay_levels_ms = delay_levels_ms
         self._lock = lock
-        self._views = ViewCache(disk)
+        self.damage = DamageReports()
+        self._open_files = OpenFiles(disk)
         self._log = CommitLog(
             disk,
             segment_bytes=config.segment_bytes,
             store_host=store_host,
             append_crc=config.sealed,
         )
-        self._queues: QueueTable = QueueTable(
-            disk, self._views, DeletedTopics(disk), file_bytes=config.queue_file_bytes
+        blocks = QueueBlocks(disk, self._open_files, file_bytes=config.queue_file_bytes)
+        deleted_topics = DeletedTopics(disk, self.damage)
+        blocks.compare_with_log = QueueRepair(
+            self._log, self._readable_records, deleted_topics, delay_levels_ms, self.damage
         )
+        self._queues: QueueTable = QueueTable(blocks, deleted_topics)
         self._index = KeyIndex(
             disk,
-            self._views,
+            self._open_files,
             slot_count=config.index_slots,
             entry_count=config.index_entries,
             is_enabled=config.index_enabled,
+            damage=self.damage,
+            log_offsets_between=self._log_offsets_between,
         )
         self.change_config(config)
         # Queue and index files of records below this log offset are removed already.
@@ -287,6 +305,7 @@ class MessageStore(StoreReader):
         self._checkpoint_job: CheckpointJob | None = None
         self._has_removed_topic = False  # since the last checkpoint, which has counted its queues
         self.has_disk_space = True  # False while the disk is nearly full
+        report_damaged_checkpoint(disk, self.damage)
         self.recovery: Recovery = recover(
             disk,
             self._log,
@@ -329,7 +348,7 @@ class MessageStore(StoreReader):
             # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
                 store._log.truncate(store._log.end)
-            store.recovery.report()
+            store.recovery.report(store.damage)
             with contextlib.suppress(StoreFull, StoreUnavailable):
                 store.checkpoint()
         except BaseException:
@@ -351,9 +370,26 @@ class MessageStore(StoreReader):
     def abandon(self) -> None:
         """Release the directory as it is, like a process that was killed."""
         self._queues.close()
-        self._views.close()
+        self._open_files.close()
         self._log.close()
         self._lock.release()
+
+    def _readable_records(self, begin: LogOffset) -> Iterator[StoredRecord]:
+        """Yield the records from a record boundary on, past those that are damaged."""
+        log = self._log
+        known = KnownBoundaries(log.segment_bytes, (log.flushed_offset, log.end), self._disk)
+        history = LogHistory(boundaries=known, durable_end=log.end)
+        for record in LogScanner(log, history).records(begin):
+            if record.log_offset >= log.end:
+                return
+            yield record
+
+    def _log_offsets_between(self, begin: int, end: int) -> Iterator[int]:
+        """Yield the log offsets of the records from `begin` up to `end`, both included."""
+        for record in self._readable_records(LogOffset(max(begin, self._log.begin))):
+            if record.log_offset > end:
+                break
+            yield record.log_offset
 
     def change_config(self, config: StoreConfig) -> None:
         """Apply new limits and retention times. The layout of files cannot change."""
@@ -380,6 +416,7 @@ class MessageStore(StoreReader):
         pending_keys: list[PendingKeys] = []
         add_key = pending_keys.append
         queue: ConsumeQueue | None = None
+        is_encoded = False
         try:
             for record in records:
                 if type(record) is RecordRun:
@@ -417,9 +454,13 @@ class MessageStore(StoreReader):
                 if is_keyed:
                     for key in keys:
                         add_key((topic, key, log_offset, stored_ms))
+            is_encoded = True
             batch.write()
         except BaseException as error:
             self._undo_append(changed_queues, queue)
+            if not is_encoded and isinstance(error, MemoryError):
+                # It may have come between the entry of a queue and the note of it.
+                self.fail(error)
             if isinstance(error, struct.error):
                 raise RecordRefused(f"a number is out of range for its field: {error}") from error
             raise
@@ -559,19 +600,21 @@ class MessageStore(StoreReader):
         """Return a job that makes everything up to here durable. Only one at a time."""
         if self._checkpoint_job is not None:
             raise StoreFailed("another checkpoint is running")
-        queue_count, entry_total, first_total = self._queues.totals(self._log.begin)
+        log_flush = self._log.begin_flush()
+        queue_flushes = [queue.begin_flush() for queue in self._queues.dirty]
+        queue_rows = self._queues.rows(self._log.begin, queue_flushes)
         self._checkpoint_job = CheckpointJob(
             disk=self._disk,
-            log_flush=self._log.begin_flush(),
-            queue_flushes=[queue.begin_flush() for queue in self._queues.dirty],
+            log_flush=log_flush,
+            queue_flushes=queue_flushes,
             index_flush=self._index.begin_flush(self._last_stored_ms),
             log_offset=self._log.end,
             last_record_offset=self._last_record_offset,
             stored_ms=self._last_stored_ms,
             log_begin=self._log.begin,
-            queue_count=queue_count,
-            entry_total=entry_total,
-            first_total=first_total,
+            queue_count=len(queue_rows),
+            entry_total=self._queues.entry_total(),
+            queue_rows=b"".join(queue_rows),
             has_marks=self._log.marks is not None,
         )
         return self._checkpoint_job

@@ -25,7 +25,7 @@ from random import Random
 from typing import Literal
 
 from escrowmq.clock import Clock, ManualClock
-from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked
+from escrowmq.errors import ReadFailed, StoreError, StoreFailed, StoreFull, StoreLocked
 from escrowmq.store.disk import BytesLike, DiskUsage, parent_directory
 
 PAGE_BYTES = 4096  # the unit in which a sparse file takes space
@@ -64,9 +64,13 @@ class MemoryFile:
         )
         self._disk._write(self._path, self._inode, position, data)
 
-    def view(self) -> memoryview:
-        self._check("mapping")
-        return memoryview(self._inode.buffer).toreadonly()
+    def read_at(self, position: int, size: int) -> bytes:
+        self._check("reading", position >= 0)
+        self._disk._read(f"read_at {self._path} {position}+{size}")
+        data = bytes(memoryview(self._inode.buffer)[position : position + size])
+        if len(data) < size:
+            raise ReadFailed(f"reading {self._path}: the file ends at {position + len(data)}")
+        return data
 
     def resize(self, size: int) -> None:
         self._check("resizing", self._is_writable and size >= 0)
@@ -136,6 +140,17 @@ class MemoryDisk:
         relative = [name[len(prefix) :] for name in self._names if name.startswith(prefix)]
         return sorted(name for name in relative if name and "/" not in name)
 
+    def sizes(self, path: str) -> dict[str, int]:
+        prefix = path + "/" if path else ""
+        return {
+            name: len(self._names[prefix + name].buffer)
+            for name in self.names(path)
+            if not self._is_directory(prefix + name)
+        }
+
+    def size(self, path: str) -> int | None:
+        return len(self._names[path].buffer) if path in self._names else None
+
     def exists(self, path: str) -> bool:
         return path in self._names
 
@@ -184,6 +199,9 @@ class MemoryDisk:
 
     def _call(self, operation: str, on_fault: OnFault | None = None) -> None:
         """Begin an operation that can fail. FaultyDisk raises here."""
+
+    def _read(self, operation: str) -> None:
+        """Begin a read. FaultyDisk raises here."""
 
     def _create(self, path: str, size: int) -> MemoryFile:
         inode = self._get_or_create(path)
@@ -264,20 +282,24 @@ class MemoryDisk:
 class FaultyDisk(MemoryDisk):
     """A disk that fails at chosen calls.
 
-    Calls that can fail are counted from 1 (`calls`) and recorded (`trace`). All fields may be
-    changed at any time.
+    Calls that change something are counted from 1 (`calls`) and recorded (`trace`). Reads have a
+    count of their own (`reads`). All fields may be changed at any time.
     """
 
     seed: int = 0
     fail_at: int | None = None  # this call alone
     fail_from: int | None = None  # this call and all later ones
-    error: type[StoreError] = StoreFailed
+    error: type[Exception] = StoreFailed  # also MemoryError
     sync_failure_drops_pages: bool = True
     power_cut_at: int | None = None  # this call and all later ones raise PowerCut
+    fail_read_at: int | None = None  # this read alone
+    bad_path: str | None = None  # every read of this file that touches `bad_range` fails
+    bad_range: range = field(default_factory=lambda: range(0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.calls = 0
+        self.reads = 0
         self.trace: list[str] = []
         self._rng = Random(self.seed)
 
@@ -323,6 +345,20 @@ class FaultyDisk(MemoryDisk):
             with contextlib.suppress(StoreError):  # the disk may be full as well
                 on_fault(self)
         raise fault
+
+    def _read(self, operation: str) -> None:
+        self.reads += 1
+        if self.reads == self.fail_read_at or self._is_bad(operation):
+            raise ReadFailed(f"{operation}: Input/output error, made to fail")
+
+    def _is_bad(self, operation: str) -> bool:
+        if self.bad_path is None:
+            return False
+        _, path, extent = operation.split(" ")
+        begin, size = map(int, extent.split("+"))
+        return path == self.bad_path and (
+            begin < self.bad_range.stop and self.bad_range.start < begin + size
+        )
 
     def _fail_write(self, path: str, inode: Inode, position: int, data: BytesLike) -> None:
         """Write a part of the data: up to any byte, or up to the end of a sector."""

@@ -23,6 +23,7 @@ CONF = {
     "fileReservedTime": 1,
     "transactionTimeOut": 200,
     "transactionCheckInterval": 500,
+    "transactionCheckMax": 1_000,
 }
 MESSAGES = 40
 
@@ -30,7 +31,7 @@ MESSAGES = 40
 def send_and_park(client: Client, name: str) -> None:
     for number in range(MESSAGES):
         client.send("orders", f"{name} {number} ".encode() + b"x" * 100_000)
-    client.send_half("orders", name.encode(), {"UNIQ_KEY": name, "PGROUP": "g"})
+    client.send_half("orders", name.encode(), {"UNIQ_KEY": name}, group="g")
 
 
 def commit_when_checked(client: Client, count: int) -> set[bytes]:
@@ -78,11 +79,9 @@ def test_nothing_is_deleted_or_stranded_because_of_a_wrong_clock(
                 for jumps, jump_ms in enumerate((wrong_ms, 0), 1):
                     system.set_clock(offset_ms=jump_ms)
                     wait_until(partial(has_noticed, server, jumps), lambda: server.errors)
-        if number % 2:
-            continue
-        # An unclean end as well: what is not saved is not believed either.
-        server.start()
-        server.kill()
+        if number == 1:  # an unclean end as well: what is not saved is not believed either
+            server.start()
+            server.kill()
     with server, server.client() as client:
         names = commit_when_checked(client, len(offsets_ms))
         stored = [record.body for record in client.pull_all("orders", 0)]

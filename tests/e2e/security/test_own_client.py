@@ -47,6 +47,31 @@ async def test_the_client_signs_its_requests_over_tls(
                 await producer.send(Message("orders", b"untrusted"))
 
 
+async def test_a_broker_that_accepts_only_strong_signatures(tmp_path: Path) -> None:
+    """The broker registers with its name server, clients use both, and commands work."""
+    with broker_with_acl(tmp_path, {"escrowStrongSignatureOnly": "true"}) as server:
+        servers = server.namesrv_address
+        strong = Access(*ADMIN, strong_signature=True)
+        async with Producer(servers, group="g", access=strong) as producer:
+            for number in range(50):
+                await producer.send(Message("orders", b"%d" % number))
+            async with producer.transaction(Message("orders", b"last")):
+                pass
+        async with Consumer(
+            servers, group="readers", subscribe={"orders": "*"}, access=strong
+        ) as consumer:
+            assert len([await consumer.receive() for _ in range(51)]) == 51
+        async with Producer(servers, group="g", access=Access(*ADMIN)) as producer:
+            with pytest.raises(EscrowError, match="strong"):
+                await producer.send(Message("orders", b"weak"))
+        command = ["transaction", "list", "-n", servers]
+        variables = {"ESCROWMQ_ACCESS_KEY": ADMIN[0], "ESCROWMQ_SECRET_KEY": ADMIN[1]}
+        accepted = run_command(*command, "--strong-signature", environment=variables)
+        assert accepted.exit_code == 0, (accepted.output, accepted.exception)
+        refused = run_command(*command, environment=variables)
+        assert "strong" in str(refused.exception)
+
+
 def test_the_text_of_an_access_contains_no_secret() -> None:
     access = Access("key", "secret-1234", "token-1234")
     assert "1234" not in f"{access!r}{access}"

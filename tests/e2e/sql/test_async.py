@@ -213,6 +213,17 @@ async def test_messages_follow_their_savepoint_with_await(server: Server, async_
     assert delivered_bodies(server, topic) == [b"b"]
 
 
+async def test_messages_can_be_sent_at_the_same_time(server: Server, async_url: str) -> None:
+    topic = new_topic("async-gather")
+    async with (
+        async_engine(async_url) as engine,
+        AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
+        escrow.transaction() as (_, tx),
+    ):
+        await asyncio.gather(*(tx.send(Message(topic, b"%d" % n)) for n in range(5)))
+    assert delivered_bodies(server, topic) == [b"0", b"1", b"2", b"3", b"4"]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_message_is_refused_after_a_commit_in_the_block_with_await(
     server: Server, async_url: str, fails: bool

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, insert, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from escrowmq import Message, Rollback, Verdict
@@ -73,6 +73,10 @@ def invalidate_session(session: Session) -> None:
     session.invalidate()
 
 
+def invalidate_connection(session: Session) -> None:
+    session.connection().invalidate()
+
+
 ENDINGS: list[Callable[[Session], None]] = [
     commit_by_session,
     commit_by_connection,
@@ -83,6 +87,7 @@ ENDINGS: list[Callable[[Session], None]] = [
     roll_back_by_driver,
     close_session,
     invalidate_session,
+    invalidate_connection,
 ]
 
 
@@ -156,7 +161,7 @@ def _end_and_send(
         save(session, "a")
         tx.send(Message(topic, b"a"))
         end(session)
-        with contextlib.suppress(DBAPIError):
+        with contextlib.suppress(SQLAlchemyError):
             save(session, "b")  # begins another transaction
         try:
             tx.send(Message(topic, b"b"))

@@ -310,8 +310,9 @@ def broker_state(bench: EscrowBench) -> dict[str, object]:
         "queues": sorted(bench.store.queues()),
         "open halves": [half.queue_offset for half in bench.coordinator.halves],
         "sendable": dict(broker.topics.sendable_queue_counts),
+        # Private, because no request shows the locks.
         "locks": [broker._locks.group_has_locks(group, now_ms=NOW_MS) for group in SYSTEM_GROUPS],
-    }  # the locks are private: no request shows them
+    }
 
 
 def assert_closed(bench: EscrowBench, code: RequestCode, topic: str, group: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from escrowmq.config import BrokerConfig, Config
-from escrowmq.errors import CorruptRecord
+from escrowmq.errors import CorruptRecord, StoreFull
 from escrowmq.message.names import DELIVERY_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import CRC_PROPERTY_BYTES_MAX, PROPERTIES_BYTES_MAX
@@ -163,6 +163,39 @@ def test_a_message_that_a_crash_cut_off_is_delivered_once_after_further_crashes(
         assert bench.bodies() == expected
 
 
+@pytest.mark.parametrize("loses_files", [False, True])
+def test_the_next_note_says_which_messages_a_crash_cut_off(
+    loses_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = EscrowBench()
+    for number in range(4):
+        send_delayed(begin, f"m{number}", "DELAY\x011")
+    begin.tick(1_000)
+    bench = begin.truncated(begin.messages()[1].log_offset).restarted().killed()
+    monkeypatch.setattr("escrowmq.broker.delayed_messages.BATCH_MESSAGES_MAX", 1)
+    bench.tick()  # one more, so that the note that was cut off is no longer the last one
+    assert bench.bodies() == [b"m0", b"m1"]
+    bench.store.abandon()
+    for path in ("config/delayOffset.json", "escrowmq.delays") if loses_files else ():
+        bench.disk.remove(path)
+    bench = bench.reopen(bench.disk)
+    deliver_all(bench)
+    assert bench.bodies() == [b"m0", b"m1", b"m2", b"m3"]
+
+
+@pytest.mark.parametrize(("send", "body"), WAYS)
+def test_a_message_stays_due_while_the_disk_is_full(
+    send: Callable[[EscrowBench], None], body: bytes
+) -> None:
+    bench = EscrowBench()
+    send(bench)
+    bench.disk.error, bench.disk.fail_at = StoreFull, bench.disk.calls + 1
+    bench.tick(1_000)
+    assert delivered(bench) == []
+    bench.tick()
+    assert delivered(bench) == [body]
+
+
 def test_a_damaged_note_repeats_no_message() -> None:
     bench = EscrowBench()
     for number in range(3):
@@ -203,8 +236,10 @@ def damage_record(bench: EscrowBench, log_offset: int) -> None:
     """Flip a bit in the body of a record."""
     file = bench.disk.open(f"commitlog/{0:020d}")
     body = log_offset + 88
-    file.write_at(body, bytes([bytes(file.view()[body : body + 1])[0] ^ 1]))
+    file.write_at(body, bytes([file.read_at(body, 1)[0] ^ 1]))
     file.close()
+    # Private: what was appended last is in memory, where the damage would not be seen.
+    bench.store._log.recent.clear()
 
 
 # --- a message that is sent back again -----------------------------------------------------------
@@ -215,6 +250,20 @@ def failed_message(bench: EscrowBench, key: str = "retry") -> int:
     bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=bench.now_ms)
     send_delayed(bench, key, "TAGS\x01a")
     return bench.messages()[-1].log_offset
+
+
+def test_a_sender_cannot_choose_the_topic_of_a_retry() -> None:
+    bench = EscrowBench()
+    bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=bench.now_ms)
+    send_delayed(bench, "retry", "RETRY_TOPIC\x01other\x02ORIGIN_MESSAGE_ID\x01other")
+    [message] = bench.messages()
+    for _ in range(2):
+        assert send_back(bench, message.log_offset) == 0
+        bench.tick(1_000)
+        message = bench.messages(RETRIES)[-1]
+        values = decode_properties(message.properties)
+        assert values["RETRY_TOPIC"] == "T"
+        assert values["ORIGIN_MESSAGE_ID"] != "other"
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
@@ -250,12 +299,35 @@ def test_a_message_that_fails_again_after_its_retry_was_delivered_is_retried_aga
         assert send_back(bench, failed) == 0
         bench.tick(1_000)
         assert bench.bodies(RETRIES) == [b"retry"] * count
+        bench.tick(120_000)
+        send_delayed(bench, f"later {count}", "TAGS\x01a")
 
 
-def test_a_repeated_dead_letter_is_stored_once_within_ten_minutes() -> None:
+def test_a_client_that_repeats_late_does_not_repeat_a_delivered_retry() -> None:
     bench = EscrowBench()
     failed = failed_message(bench)
-    for expected, after_ms in ((1, 0), (1, 0), (2, 600_001)):
+    assert send_back(bench, failed) == 0
+    bench.tick(1_000)
+    assert send_back(bench, failed) == 0
+    deliver_all(bench)
+    assert bench.bodies(RETRIES) == [b"retry"]
+
+
+def test_a_long_delay_of_a_retry_does_not_make_it_a_second_one() -> None:
+    bench = EscrowBench()
+    failed = failed_message(bench)
+    for number in range(2):
+        assert send_back(bench, failed, level=18) == 0
+        bench.tick(HOUR_MS)
+        send_delayed(bench, f"later {number}", "TAGS\x01a")
+    deliver_all(bench)
+    assert bench.bodies(RETRIES) == [b"retry"]
+
+
+def test_a_repeated_dead_letter_is_stored_once_within_two_minutes() -> None:
+    bench = EscrowBench()
+    failed = failed_message(bench)
+    for expected, after_ms in ((1, 0), (1, 0), (2, 120_001)):
         bench.tick(after_ms)
         send_delayed(bench, f"other {after_ms}", "TAGS\x01a")
         assert send_back(bench, failed, level=-1) == 0
@@ -378,6 +450,22 @@ def test_a_message_for_a_queue_that_its_topic_no_longer_has_goes_to_another_queu
     assert bench.bodies("T", 0) == [b"level"]
 
 
+def test_a_message_of_a_level_that_is_no_longer_configured_is_delivered() -> None:
+    bench = EscrowBench()
+    record = sample(
+        topic=SCHEDULE_TOPIC,
+        queue_id=29,
+        body=b"level 30",
+        properties=properties(DELAY="30", REAL_TOPIC="T", REAL_QID="0"),
+    )
+    bench.store.append([record], now_ms=bench.now_ms)
+    bench = bench.restarted()
+    bench.tick(2 * HOUR_MS - 1)
+    assert bench.bodies() == []
+    bench.tick(1)  # the longest delay that is configured
+    assert bench.bodies() == [b"level 30"]
+
+
 def test_an_error_in_one_part_of_the_periodic_work_stops_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,10 +476,11 @@ def test_an_error_in_one_part_of_the_periodic_work_stops_no_other(
         raise ZeroDivisionError("planned")
 
     # Private: no request reaches this failure; it stands for any bug.
-    monkeypatch.setattr(bench.broker, "_tick_steps", [fail, *bench.broker._tick_steps])
+    steps = {"planned": fail, **bench.broker._tick_steps}
+    monkeypatch.setattr(bench.broker, "_tick_steps", steps)
     bench.tick(1_000)
     assert bench.bodies() == [b"level"]
-    assert "periodic work failed" in caplog.text
+    assert "periodic work failed: planned" in caplog.messages
 
 
 # --- segments that expire ------------------------------------------------------------------------
@@ -455,7 +544,7 @@ def test_the_file_does_not_grow_with_the_timers_behind_one_that_waits() -> None:
             bench.flush()
             bench.broker.save_delayed_messages()
             file = bench.disk.open("config/delayOffset.json", writable=False)
-            content = bytes(file.view())
+            content = file.read_at(0, file.size)
             file.close()
             sizes.append(len(content))
     assert max(sizes) < min(sizes) + 20

@@ -10,6 +10,7 @@ import pytest
 
 from escrowmq import Access
 from escrowmq.errors import ConfigError
+from escrowmq.remoting.command import Command
 from tests.support.signing import Certificates
 
 
@@ -25,7 +26,7 @@ def test_requests_are_signed_only_with_an_account() -> None:
     assert Access().signer() is None
     sign = Access("key", "secret").signer()
     assert sign is not None
-    assert sign({"a": "1"}, b"")["AccessKey"] == "key"
+    assert sign(Command(code=10, opaque=1, ext_fields={"a": "1"}), b"")["AccessKey"] == "key"
 
 
 def test_the_tls_context_trusts_the_ca_file(tmp_path: Path) -> None:

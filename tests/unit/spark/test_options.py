@@ -10,6 +10,7 @@ import pytest
 from escrowmq.client.access import NO_ACCESS, Access
 from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import InvalidOption
+from escrowmq.remoting.command import Command
 from escrowmq.spark import options as spark_options
 from escrowmq.spark.offsets import QueueTimes, SymbolicOffset, from_nested, to_nested
 from escrowmq.spark.options import (
@@ -139,7 +140,7 @@ def test_offsets_are_encoded_in_order_and_decoded() -> None:
 def test_a_request_is_signed_over_its_sorted_values_and_body() -> None:
     sign = Access(access_key="key", secret_key="secret").signer()
     assert sign is not None
-    signed = sign({"b": "2", "a": "1"}, b"body")
+    signed = sign(Command(code=10, opaque=1, ext_fields={"b": "2", "a": "1"}), b"body")
     assert signed["AccessKey"] == "key"
     # Computed by: printf key12body | openssl dgst -sha1 -hmac secret -binary | base64
     # AccessKey comes first, because upper case sorts before lower case.

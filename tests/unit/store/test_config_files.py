@@ -19,6 +19,7 @@ from escrowmq.store.config_files import (
     offsets_file,
     topics_file,
 )
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, read_file, write_file
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
 from escrowmq.testing.disks import Survival
@@ -206,21 +207,60 @@ def test_saved_tables_are_loaded_again() -> None:
     assert groups_file(disk).entries("subscriptionGroupTable", GroupConfig) == groups
 
 
-def test_a_save_keeps_the_previous_version_as_the_backup() -> None:
+def test_a_save_writes_the_same_content_to_the_file_and_its_copy() -> None:
     disk = MemoryDisk()
     file = delay_offsets_file(disk)
     for number in range(1, 4):
         file.save(offsetTable={1: number})
-    assert load_json(disk, "delayOffset.json") == {"offsetTable": {"1": 3}}
-    assert load_json(disk, "delayOffset.json.bak") == {"offsetTable": {"1": 2}}
+    content = read_file(disk, "config/delayOffset.json")
+    assert content == read_file(disk, "config/delayOffset.json.bak")
+    assert b'"1": 3' in (content or b"")
     assert disk.names("config") == ["delayOffset.json", "delayOffset.json.bak"]
 
 
-def test_a_save_over_an_invalid_file_keeps_the_valid_backup() -> None:
-    disk = disk_with(delayOffset="{broken", delayOffset_bak=DELAYS)
-    delay_offsets_file(disk).save(offsetTable={1: 101})
-    assert load_json(disk, "delayOffset.json") == {"dataVersion": {}, "offsetTable": {"1": 101}}
-    assert read_file(disk, "config/delayOffset.json.bak") == DELAYS.encode()
+@pytest.mark.parametrize("path", ["config/delayOffset.json", "config/delayOffset.json.bak"])
+def test_a_flipped_bit_anywhere_in_one_file_costs_nothing_and_is_reported(path: str) -> None:
+    disk = MemoryDisk()
+    file = delay_offsets_file(disk)
+    file.save(offsetTable={1: 1}, other={"a": "b"})
+    file.save(offsetTable={1: 22})
+    content = read_file(disk, path)
+    assert content is not None
+    for position in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << bit
+            write_file(disk, path, bytes(flipped))
+            damage = DamageReports()
+            assert delay_offsets_file(disk, damage).int_keys() == {1: 22}, (position, bit)
+            if not path.endswith(".bak"):
+                assert damage.counts == {(DamageKind.CONFIG, True): 1}, (position, bit)
+                assert read_file(disk, path) == content  # written again from the copy
+    write_file(disk, path, content)
+    damage = DamageReports()
+    assert delay_offsets_file(disk, damage).int_keys() == {1: 22}
+    assert damage.total == 0
+
+
+def test_a_file_of_rocketmq_has_no_checksum_and_is_read_as_it_is() -> None:
+    disk = MemoryDisk()
+    delay_offsets_file(disk).save(offsetTable={1: 1})
+    write_file(disk, "config/delayOffset.json", DELAYS.encode())
+    damage = DamageReports()
+    assert delay_offsets_file(disk, damage).int_keys() == {1: 100, 2: 5}
+    assert damage.total == 0
+
+
+def test_an_edited_file_is_used_only_without_its_checksum() -> None:
+    disk = MemoryDisk()
+    delay_offsets_file(disk).save(offsetTable={1: 1})
+    text = read_file(disk, "config/delayOffset.json") or b""
+    edited = text.replace(b'"1": 1', b'"1": 7')
+    write_file(disk, "config/delayOffset.json", edited)
+    assert delay_offsets_file(disk).int_keys() == {1: 1}
+    lines = [line for line in edited.split(b"\n") if b"escrowChecksum" not in line]
+    write_file(disk, "config/delayOffset.json", b"\n".join(lines))
+    assert delay_offsets_file(disk).int_keys() == {1: 7}
 
 
 def save_twice(disk: FaultyDisk) -> ConfigFile:

@@ -11,9 +11,10 @@ import struct
 import pytest
 
 from escrowmq.store.columns import key_hash
-from escrowmq.store.disk import ViewCache, read_file, remove_file, write_file
+from escrowmq.store.damage import DamageReports
+from escrowmq.store.disk import OpenFiles, read_file, remove_file, write_file
+from escrowmq.store.key_index import DAMAGED_PATH, KeyIndex, load_redo
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
-from escrowmq.store.key_index import KeyIndex, load_redo
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
 from tests.support.stores import NOW_MS
 
@@ -26,7 +27,7 @@ FIRST_NAME = "20231114221320000"  # NOW_MS in UTC
 
 
 def make(disk: MemoryDisk, *, slots: int = SLOTS, entries: int = ENTRIES) -> KeyIndex:
-    index = KeyIndex(disk, ViewCache(disk), slot_count=slots, entry_count=entries)
+    index = KeyIndex(disk, OpenFiles(disk), slot_count=slots, entry_count=entries)
     index.open()
     return index
 
@@ -196,8 +197,9 @@ def test_the_time_of_an_entry_is_limited_to_the_range_of_its_field() -> None:
 
 
 def open_damaged(disk: MemoryDisk, position: int, data: bytes) -> KeyIndex:
-    """Write these bytes into the first index file and open the index."""
+    """Write these bytes into the first index file, without checksums, and open the index."""
     remove_file(disk, REDO_PATH)  # it would repair the damage
+    remove_file(disk, f"escrowmq.index/{FIRST_NAME}")  # RocketMQ writes none
     disk.open(f"index/{FIRST_NAME}").write_at(position, data)
     return make(disk)
 
@@ -226,6 +228,32 @@ def test_an_invalid_slot_counts_as_empty(slot_value: int) -> None:
         find(open_damaged(disk_with_chain(), slot_position, struct.pack(">i", slot_value)), "a")
         == []
     )
+
+
+def test_every_key_is_found_whichever_bit_of_a_file_is_flipped() -> None:
+    disk = MemoryDisk()
+    put(make(disk), *((f"k{number % 2}", number, number) for number in range(5)))
+    remove_file(disk, REDO_PATH)
+    for path in (f"index/{FIRST_NAME}", f"escrowmq.index/{FIRST_NAME}"):
+        for position in range(disk.open(path).size):
+            byte = disk.open(path).read_at(position, 1)[0]
+            disk.open(path).write_at(position, bytes([byte ^ 1 << position % 8]))
+            damage = DamageReports()
+            index = KeyIndex(
+                disk,
+                OpenFiles(disk),
+                slot_count=SLOTS,
+                entry_count=ENTRIES,
+                damage=damage,
+                log_offsets_between=lambda begin, end: iter(range(begin, end + 1)),
+            )
+            index.open()
+            # Where entries are damaged, the caller looks at every record of their range.
+            assert set(find(index, "k0")) >= {0, 2, 4}, (path, position)
+            assert set(find(index, "k1")) >= {1, 3}, (path, position)
+            assert damage.total, (path, position)
+            disk.open(path).write_at(position, bytes([byte]))
+            remove_file(disk, DAMAGED_PATH)
 
 
 @pytest.mark.parametrize("count", [0, -1, 2, 1000, 0x7FFFFFFF])

@@ -80,7 +80,7 @@ def test_a_changed_bit_makes_everything_young() -> None:
     disk = saved_disk(ages_of_one_mark(), elapsed_ms=DAY_MS)
     size = disk.open(AGES_PATH).size
     for position in range(size):
-        content = bytearray(disk.open(AGES_PATH).view())
+        content = bytearray(disk.open(AGES_PATH).read_at(0, size))
         content[position] ^= 1
         damaged = MemoryDisk()
         save_ages(damaged, bytes(content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.message.keys import decode_offset_id, encode_offset_id
 from escrowmq.message.record import NewRecord, QueueOffset
 from escrowmq.store.commit_log import CommitLog, LogBatch
-from escrowmq.store.consume_queue import ConsumeQueue
-from escrowmq.store.disk import Disk, RealDisk, ViewCache
+from escrowmq.store.consume_queue import ConsumeQueue, QueueBlocks
+from escrowmq.store.damage import DamageKind
+from escrowmq.store.disk import Disk, OpenFiles, RealDisk
 from escrowmq.store.queue_reader import EntryFilter, ReadStatus, offset_by_time
 from escrowmq.store.store import MessageStore
-from escrowmq.testing import MemoryDisk
+from escrowmq.testing import FaultyDisk, MemoryDisk
 from tests.support.store_appends import FIRST_FILE, append, bodies, plain
 from tests.support.stores import (
     HOST,
@@ -47,6 +49,7 @@ def ten_records(request: pytest.FixtureRequest) -> MessageStore:
 
 
 def test_adjacent_records_are_one_slice(ten_records: MessageStore) -> None:
+    forget_recent_appends(ten_records)
     result = ten_records.read("T", 0, 0)
     assert result.status is ReadStatus.FOUND
     assert [len(data) for data in result.slices] == [10 * 93]
@@ -102,16 +105,19 @@ def test_a_slice_does_not_cross_the_end_of_a_segment(store: MessageStore) -> Non
 
 
 @pytest.mark.parametrize("kind", ["real", "memory"])
-def test_slices_are_views_of_the_file(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("is_recent", [True, False])
+def test_slices_stay_valid_after_the_store_is_closed(
+    tmp_path: Path, kind: str, is_recent: bool
+) -> None:
     disk: Disk = RealDisk(tmp_path) if kind == "real" else MemoryDisk()
     store = open_store(disk)
     append(store, plain(b"first"), plain(b"second"))
+    if not is_recent:
+        forget_recent_appends(store)
     result = store.read("T", 0, 0)
-    disk.open(FIRST_FILE).write_at(88, b"FIRST")  # not through the store
-    assert bodies(result) == [b"FIRST", b"second"]
     assert all(data.readonly for data in result.slices)
     store.close()
-    assert bodies(result) == [b"FIRST", b"second"]
+    assert bodies(result) == [b"first", b"second"]
 
 
 def tagged(tag: str, body: bytes = b"") -> NewRecord:
@@ -241,14 +247,59 @@ def test_queue_offsets_continue_after_all_messages_have_expired(store: MessageSt
     assert store.min_offset("Old", 0) == 2
 
 
-def test_an_entry_that_points_to_no_record_is_an_error() -> None:
+# Magic, body CRC, queue id, queue offset, log offset, body and topic of a record.
+@pytest.mark.parametrize("position", [4, 8, 12, 20, 28, 88, 90])
+def test_a_damaged_record_is_reported_once_and_passed(position: int) -> None:
     disk = MemoryDisk()
     store = open_store(disk)
-    append(store, plain(b"a"), plain(b"b"))
-    disk.open(FIRST_FILE).write_at(4, bytes(4))
-    with pytest.raises(CorruptRecord, match="log_offset=0"):
-        store.read("T", 0, 0)
-    assert bodies(store.read("T", 0, 1)) == [b"b"]
+    append(store, plain(b"a"), plain(b"b"), plain(b"c"))
+    flip(disk, FIRST_FILE, store.record_at(0).size + position)
+    forget_recent_appends(store)
+    for _ in range(3):
+        result = store.read("T", 0, 0)
+        assert bodies(result) == [b"a", b"c"]
+        assert result.next_offset == 3
+    assert bodies(store.read("T", 0, 1)) == [b"c"]
+    assert store.damage.counts == {(DamageKind.LOG, False): 1}
+
+
+def test_a_file_cut_short_under_a_running_store_costs_only_its_own_messages(
+    tmp_path: Path,
+) -> None:
+    store = open_store(RealDisk(tmp_path))
+    append(store, plain(b"a"), plain(b"b"), plain(b"c"))
+    forget_recent_appends(store)
+    os.truncate(tmp_path / FIRST_FILE, store.record_at(0).size + 10)
+    assert bodies(store.read("T", 0, 0)) == [b"a"]
+    with pytest.raises(CorruptRecord):
+        store.record_at(store.last_record_offset)
+    append(store, plain(b"d"))  # elsewhere the store works on
+    assert bodies(store.read("T", 0, 3)) == [b"d"]
+    store.abandon()
+
+
+def test_a_bad_sector_costs_only_the_messages_in_it() -> None:
+    disk = FaultyDisk()
+    store = open_store(disk)
+    offsets = append(store, plain(b"a"), plain(b"b"), plain(b"c"))
+    store.checkpoint()
+    forget_recent_appends(store)
+    disk.bad_path, disk.bad_range = FIRST_FILE, range(offsets[1] + 5, offsets[1] + 6)
+    assert bodies(store.read("T", 0, 0)) == [b"a", b"c"]
+    assert [record.body for record in (store.record_at(offsets[0]), store.record_at(offsets[2]))]
+    with pytest.raises(CorruptRecord):
+        store.record_at(offsets[1])
+
+
+def flip(disk: MemoryDisk, path: str, position: int) -> None:
+    file = disk.open(path)
+    file.write_at(position, bytes([file.read_at(position, 1)[0] ^ 1]))
+    file.close()
+
+
+def forget_recent_appends(store: MessageStore) -> None:
+    """Let the store read from its files. Private: nothing else needs this."""
+    store._log.recent.clear()
 
 
 def test_a_record_is_found_by_its_offset_id(store: MessageStore) -> None:
@@ -328,7 +379,7 @@ def gapped_queue() -> tuple[CommitLog, ConsumeQueue]:
     """
     disk = MemoryDisk()
     log = CommitLog(disk, segment_bytes=4096, store_host=HOST)
-    queue = ConsumeQueue(disk, ViewCache(disk), "T", 0, file_bytes=100)
+    queue = ConsumeQueue(QueueBlocks(disk, OpenFiles(disk), file_bytes=100), "T", 0)
     batch = LogBatch(log)
     positions = [batch.add(plain(), 0, NOW_MS + stored_ms) for stored_ms in (10, 20, 20)]
     batch.write()

@@ -24,8 +24,9 @@ from escrowmq.store.checkpoint import (
     save_checkpoint,
 )
 from escrowmq.store.commit_log import CommitLog
-from escrowmq.store.consume_queue import ENTRY, DeletedTopics, QueueTable
-from escrowmq.store.disk import ViewCache
+from escrowmq.store.consume_queue import ENTRY, DeletedTopics, QueueBlocks, QueueTable
+from escrowmq.store.damage import DamageKind
+from escrowmq.store.disk import OpenFiles
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import KeyIndex
@@ -378,7 +379,6 @@ CONTRADICTIONS: Final[dict[str, DamageFunction]] = {
     "a checkpoint that ends inside its last record": end_checkpoint_inside_its_record,
     "a checkpoint whose last record ends earlier": name_an_older_record_as_last,
     "a checkpoint that names no last record": name_no_record_as_last,
-    "two queues with wrong next offsets": move_an_entry_to_the_other_queue,
 }
 
 
@@ -394,6 +394,18 @@ def test_files_that_contradict_the_log_are_rebuilt_from_it(damage: DamageFunctio
     assert store.recovery.torn_reason is None
     assert store.recovery.damage == []
     check_content(store, records)
+    store.close()
+    assert_clean(disk, SETTINGS)
+
+
+def test_an_entry_in_the_wrong_queue_is_repaired_when_it_is_read() -> None:
+    disk = MemoryDisk()
+    records = write_messages(disk)
+    move_an_entry_to_the_other_queue(disk, records)
+    store = open_store(disk, SETTINGS)
+    assert not store.recovery.rebuilt_queues
+    check_content(store, records)
+    assert store.damage.counts == {(DamageKind.QUEUE, True): 1}
     store.close()
     assert_clean(disk, SETTINGS)
 
@@ -434,11 +446,12 @@ def test_a_checkpoint_that_names_an_expired_record_is_ignored() -> None:
 
 def replay(disk: MemoryDisk, spill: Callable[[], None]) -> Recovery:
     """Recover a log without a store, to count the calls of `spill`."""
-    views = ViewCache(disk)
+    open_files = OpenFiles(disk)
     log = CommitLog(disk, segment_bytes=SETTINGS.segment_bytes, store_host=HOST)
-    queues = QueueTable(disk, views, DeletedTopics(disk), file_bytes=SETTINGS.queue_file_bytes)
+    blocks = QueueBlocks(disk, open_files, file_bytes=SETTINGS.queue_file_bytes)
+    queues = QueueTable(blocks, DeletedTopics(disk))
     index = KeyIndex(
-        disk, views, slot_count=SETTINGS.index_slots, entry_count=SETTINGS.index_entries
+        disk, open_files, slot_count=SETTINGS.index_slots, entry_count=SETTINGS.index_entries
     )
     return recover(disk, log, queues, index, (), was_clean=False, spill=spill)
 

@@ -93,7 +93,7 @@ def test_a_failing_write_leaves_a_prefix_of_any_length() -> None:
         file = disk.create("a", 3000)
         with pytest.raises(StoreFailed):
             file.write_at(100, b"x" * 2000)
-        content = bytes(file.view())
+        content = file.read_at(0, file.size)
         length = content.count(b"x")
         assert content == bytes(100) + b"x" * length + bytes(2900 - length)
         lengths.add(length)
@@ -123,7 +123,7 @@ def test_a_failing_rename_remove_or_resize_changes_nothing() -> None:
     with pytest.raises(StoreFailed):
         file.resize(1)
     assert disk.names("") == ["a"]
-    assert bytes(file.view()) == b"kept"
+    assert file.read_at(0, file.size) == b"kept"
 
 
 def retry_a_failed_sync(*, drops_pages: bool, rewrite: bool) -> set[bytes | None]:
@@ -307,7 +307,7 @@ def test_the_capacity_limits_the_pages_written() -> None:
     assert disk.usage().free_bytes == 2 * 4096
     with pytest.raises(StoreFull):
         file.write_at(4000, b"y" * 4096 * 3)
-    assert bytes(file.view()[4000:12289]).count(b"y") == 2 * 4096 - 4000
+    assert file.read_at(4000, 8289).count(b"y") == 2 * 4096 - 4000
     file.write_at(1 << 20, b"again")
     disk.remove("a")
     assert disk.usage().free_bytes == 3 * 4096

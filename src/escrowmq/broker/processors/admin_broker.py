@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, respond_error
 from escrowmq.broker.statistics import Statistics, TrafficRate
 from escrowmq.broker.turn import WhenFlushed
@@ -90,8 +91,10 @@ class BrokerAdmin:
         statistics: Statistics,
         settings: Callable[[], BrokerSettings],
         broker_info: BrokerInfo,
+        delayed_messages: DelayedMessages,
     ) -> None:
         self._store = store
+        self._delayed_messages = delayed_messages
         self._disk = disk
         self._statistics = statistics
         self._settings = settings
@@ -145,6 +148,7 @@ class BrokerAdmin:
             **self._traffic_info(now_ms),
             **self._log_info(),
             **self._disk_info(),
+            **self._delay_info(),
         }
         channel.respond(request, body=encode_body(RuntimeTable(table=dict(sorted(table.items())))))
 
@@ -191,6 +195,14 @@ class BrokerAdmin:
     def _rates(self, field: str, now_ms: int) -> tuple[float, ...]:
         return self._statistics.rates(field, now_ms)
 
+    def _delay_info(self) -> dict[str, str]:
+        delayed_messages = self._delayed_messages
+        return {
+            "escrowDelayedWaiting": str(delayed_messages.waiting_count),
+            "escrowDelayedSetAside": str(delayed_messages.set_aside_count),
+            "escrowDelayedLost": str(delayed_messages.counters.lost),
+        }
+
     def _log_info(self) -> dict[str, str]:
         store = self._store
         return {
@@ -199,7 +211,7 @@ class BrokerAdmin:
             "remainHowManyDataToFlush": f"{store.end - store.flushed_offset} B",
             "dispatchBehindBytes": "0",  # queue entries and keys are written with the message
             "earliestMessageTimeStamp": str(self._oldest_ms()),
-            "escrowLogDamagedRanges": str(len(store.recovery.damage)),
+            "escrowDamageFound": str(store.damage.total),
         }
 
     def _oldest_ms(self) -> int:

@@ -11,7 +11,7 @@ does not understand this request is sent to the new offset by the response to it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 import msgspec
@@ -23,6 +23,7 @@ from escrowmq.broker.closed_names import (
 )
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestChannel
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, group_not_found
+from escrowmq.broker.processors.admin_metadata import CHANGE_ERRORS, saved_offsets
 from escrowmq.broker.statistics import Statistics
 from escrowmq.consume.members import ConsumerGroups, Member, ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -356,18 +357,20 @@ class OffsetAdmin:
         groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
         consumers: ConsumerGroups[Channel],
+        save_offsets: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
         self._consumers = consumers
+        self._save_offsets = save_offsets
 
     def handlers(self) -> list[Handler]:
         code = RequestCode
         return [
-            Handler(code.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offsets),
-            Handler(code.CLONE_GROUP_OFFSET, self.clone_offsets),
+            Handler(code.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offsets, errors=CHANGE_ERRORS),
+            Handler(code.CLONE_GROUP_OFFSET, self.clone_offsets, errors=CHANGE_ERRORS),
             Handler(code.QUERY_CONSUME_QUEUE, self.list_queue_entries),
         ]
 
@@ -386,13 +389,14 @@ class OffsetAdmin:
         queue_ids = [fields.queue_id] if has_queue else range(topic.read_queue_nums)
         targets = {queue_id: self._target_offset(fields, queue_id) for queue_id in queue_ids}
         is_connected = self._consumers.find(fields.group) is not None
-        for queue_id, offset in targets.items():
-            if is_connected:
-                # A member commits its old offset until it learns of the reset. Remember the new
-                # one, so that the next pull of the member is sent there.
-                self._offsets.reset(fields.topic, fields.group, queue_id, offset)
-            else:
-                self._offsets.set_offset(fields.topic, fields.group, queue_id, offset)
+        with saved_offsets(self._offsets, self._save_offsets):
+            for queue_id, offset in targets.items():
+                if is_connected:
+                    # A member commits its old offset until it learns of the reset. Remember the
+                    # new one, so that the next pull of the member is sent there.
+                    self._offsets.reset(fields.topic, fields.group, queue_id, offset)
+                else:
+                    self._offsets.set_offset(fields.topic, fields.group, queue_id, offset)
         table = {
             self._queue_name(fields.topic, queue_id): offset for queue_id, offset in targets.items()
         }
@@ -452,9 +456,10 @@ class OffsetAdmin:
         if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
             raise group_not_found(fields.dest_group)
         topics = [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group)
-        for topic in topics:
-            if self._topics.find(topic) is not None and not is_closed_topic(topic):
-                self._offsets.clone(topic, fields.src_group, fields.dest_group)
+        with saved_offsets(self._offsets, self._save_offsets):
+            for topic in topics:
+                if self._topics.find(topic) is not None and not is_closed_topic(topic):
+                    self._offsets.clone(topic, fields.src_group, fields.dest_group)
         channel.respond(request)
 
     def list_queue_entries(

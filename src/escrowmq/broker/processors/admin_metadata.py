@@ -3,8 +3,9 @@
     MetadataAdmin   create, change, show and delete topics and subscription groups
     AccessAdmin     show users and policies of 5.x
 
-A deletion removes offsets, settings and queues, in this order, and is responded to when it is
-durable. After a crash in between no message is skipped, and the same request completes it.
+A change is responded to when it is durable. If it cannot be saved, it is undone in memory and the
+client gets an error. A deletion removes offsets, settings and queues, in this order. After a crash
+in between no message is skipped, and the same request completes it.
 
 Users and policies live in the ACL file, which operators edit and the broker reloads. Requests that
 would change them are refused. No secret leaves the broker. Accounts of plain_acl.yml (4.x) are not
@@ -13,7 +14,8 @@ users and are not shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -56,8 +58,8 @@ from escrowmq.store.store import MessageStore
 QUEUES_MAX: Final = 65_536
 ATTRIBUTES_MAX: Final = 100
 PENDING_DELETIONS_MAX: Final = 1_000
-# Part of a deletion may be durable, so no error may say that nothing happened.
-_DELETE_ERRORS: Final[ErrorCodes] = {StoreError: ResponseCode.SYSTEM_ERROR}
+# Part of a change may be durable, so no error may say that nothing happened.
+CHANGE_ERRORS: Final[ErrorCodes] = {StoreError: ResponseCode.SYSTEM_ERROR}
 
 
 class MetadataAdmin:
@@ -76,6 +78,8 @@ class MetadataAdmin:
         self._save_offsets = save_offsets
         # Deletions that wait until no checkpoint writes to the files of their topic.
         self._pending_deletions: list[tuple[Channel, Request[TopicHeader]]] = []
+        # Changes that the end of the turn saves: one write for all of them.
+        self._unsaved_changes: list[tuple[Channel, Request[Any]]] = []
 
     def handlers(self) -> list[Handler]:
         code, permissions = RequestCode, RequestPermissions
@@ -87,7 +91,7 @@ class MetadataAdmin:
             Handler(code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.list_system_topics),
             Handler(code.CLEAN_UNUSED_TOPIC, self.clean_unused_topics),
             Handler(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.create_group),
-            Handler(code.DELETE_SUBSCRIPTIONGROUP, self.delete_group, errors=_DELETE_ERRORS),
+            Handler(code.DELETE_SUBSCRIPTIONGROUP, self.delete_group, errors=CHANGE_ERRORS),
             Handler(code.GET_SUBSCRIPTIONGROUP_CONFIG, self.get_group_config),
             Handler(code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.list_groups),
         ]
@@ -119,7 +123,17 @@ class MetadataAdmin:
         )
         if config != existing:
             self._topics.put(config, now_ms=now_ms)
-        channel.respond(request)
+        self._unsaved_changes.append((channel, request))
+
+    def respond_changes(self, error: StoreError | None) -> None:
+        """Respond to the changes of this turn: they are durable, or undone because of an error."""
+        changes, self._unsaved_changes = self._unsaved_changes, []
+        for channel, request in changes:
+            if error is None:
+                channel.respond(request)
+            else:
+                remark = f"the change was not saved, and was undone: {error}"
+                channel.respond(request, code=ResponseCode.SYSTEM_ERROR, remark=remark)
 
     def delete_topic(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
         self._check_topic(request.head.fields.topic)
@@ -148,10 +162,16 @@ class MetadataAdmin:
                 channel.respond(request)
 
     def _delete_topic(self, topic: str, now_ms: int) -> None:
-        self._offsets.remove_topic(topic)
-        self._save_offsets()
-        if self._topics.remove(topic, now_ms=now_ms):
-            self._topics.save()
+        with saved_offsets(self._offsets, self._save_offsets):
+            self._offsets.remove_topic(topic)
+        config = self._topics.find(topic)
+        if config is not None:
+            self._topics.remove(topic, now_ms=now_ms)
+            try:
+                self._topics.save()
+            except StoreError:
+                self._topics.put(config, now_ms=now_ms)
+                raise
         self._store.remove_topic(topic)
 
     def clean_unused_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
@@ -198,7 +218,7 @@ class MetadataAdmin:
                 f"{config.retry_queue_nums} retry queues; a group has 0 to {QUEUES_MAX}"
             )
         self._groups.put(config, now_ms=now_ms)
-        channel.respond(request)
+        self._unsaved_changes.append((channel, request))
 
     def delete_group(self, channel: Channel, request: Request[DeleteGroup], now_ms: int) -> None:
         fields = request.head.fields
@@ -206,10 +226,16 @@ class MetadataAdmin:
         if is_system_group(name) or is_closed_group(name):
             raise _invalid_parameter(f"{name} is a system group")
         if fields.clean_offset or fields.remove_offset:
-            self._offsets.remove_group(name)
-            self._save_offsets()
-        if self._groups.remove(name, now_ms=now_ms):
-            self._groups.save()
+            with saved_offsets(self._offsets, self._save_offsets):
+                self._offsets.remove_group(name)
+        config = self._groups.find(name)
+        if config is not None:
+            self._groups.remove(name, now_ms=now_ms)
+            try:
+                self._groups.save()
+            except StoreError:
+                self._groups.put(config, now_ms=now_ms)
+                raise
         channel.respond(request)
 
     def get_group_config(
@@ -230,6 +256,18 @@ class MetadataAdmin:
         }
         header = AllGroupsResponse(total_group_num=len(groups))
         channel.respond(request, header, body=_encode_json(table))
+
+
+@contextlib.contextmanager
+def saved_offsets(offsets: ConsumerOffsets, save: Callable[[], None]) -> Iterator[None]:
+    """Save the offsets after the block has changed them, or undo the change. Raises StoreError."""
+    before = offsets.snapshot()
+    yield
+    try:
+        save()
+    except StoreError:
+        offsets.restore(before)
+        raise
 
 
 def _invalid_parameter(reason: str) -> RequestRefused:

@@ -8,9 +8,9 @@
 
 `consume/retry.py` decides where a failed message goes; here the decision becomes a record.
 
-A client that gets no response sends a message back again. While the first retry waits, or for ten
-minutes after the first dead letter, the repeated request gets the response of the first one and
-nothing is stored. Afterwards the same message may have failed again, so it is a request of its own.
+A client that gets no response sends a message back again. While the first retry waits, and at least
+for two minutes, the repeated request gets the response of the first one and nothing is stored.
+Afterwards the same message may have failed again, so it is a request of its own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 
-REPEATED_DEAD_LETTER_MS: Final = 600_000
+REPEATED_AFTER_MAX_MS: Final = 120_000
 
 
 class SendBackProcessor:
@@ -150,7 +150,7 @@ class SendBackProcessor:
         self._turn.add_records([copy], on_done)
 
     def _is_repeated(self, redelivery: Redelivery, record: StoredRecord) -> bool:
-        """Return whether the same message was sent back before and its retry still waits."""
+        """Return whether the same message was sent back before, a moment ago or still waiting."""
         key = (find_property(record.properties, UNIQUE_KEY.encode()) or b"").decode(
             "utf-8", "replace"
         )
@@ -162,15 +162,11 @@ class SendBackProcessor:
             for stored in self._store.find_by_key(topic, key):
                 if find_property(stored.properties, RETRY_OF.encode()) != failed_offset:
                     continue
-                if redelivery.is_dead_letter:
-                    age_ms = self._store.last_stored_ms - stored.stored_ms
-                    if age_ms <= REPEATED_DEAD_LETTER_MS:
-                        return True
-                elif (
-                    self._is_waiting(stored)
-                    and find_property(stored.properties, REAL_TOPIC.encode())
-                    == redelivery.topic.encode()
-                ):
+                target = find_property(stored.properties, REAL_TOPIC.encode())
+                if not redelivery.is_dead_letter and target != redelivery.topic.encode():
+                    continue  # the retry of another group
+                age_ms = self._store.last_stored_ms - stored.stored_ms
+                if age_ms <= REPEATED_AFTER_MAX_MS or self._is_waiting(stored):
                     return True
         return False
 

@@ -187,11 +187,12 @@ class EndProcessor:
             return
         if half is not None and not fields.from_transaction_check:
             self.checker.undecided_at_send(half, channel, remark, now_ms)
-        state = self.coordinator.states.get(queue_offset)
-        if half is not None:
+        if half is None:
+            state = self.coordinator.decided_state(
+                queue_offset, fields.commit_log_offset, fields.producer_group
+            )
+        else:
             state = TransactionState.STRANDED if half.is_stranded else TransactionState.OPEN
-        if state is None:
-            raise TransactionNotFound(f"no half message at queue offset {queue_offset}")
         self._respond_when_durable(channel, request, state)
 
     def _log_rollback(self, channel: Channel, half: Half, remark: str, now_ms: int) -> None:

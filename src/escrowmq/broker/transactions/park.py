@@ -26,6 +26,7 @@ from escrowmq.escrow.records import (
     HALF_RESERVED_BYTES,
     UNIQUE_KEY_BYTES_MAX,
     check_half_limits,
+    check_half_names,
     make_half,
     make_plain_half,
     parse_half,
@@ -76,6 +77,7 @@ class HalfProcessor:
         half_record = make_half(record, packed_count=packed_count)
         properties = parse_half(half_record)
         assert properties is not None, "make_half() writes the topic and the queue"
+        check_half_names(properties.group, properties.key)
         check_half_limits(properties.key, len(half_record.properties))
         half = self.coordinator.new_half(
             properties.topic,
@@ -104,6 +106,8 @@ class HalfProcessor:
         properties, final_properties, group, key, tags_and_keys = make_plain_half(
             fields.properties, added_properties, fields.topic, queue_id
         )
+        if not (key.isalnum() and group.isprintable()):
+            check_half_names(group, key)
         if len(key) > UNIQUE_KEY_BYTES_MAX:  # the properties are short, so the key is all to check
             check_half_limits(key, len(properties))
         body = request.body

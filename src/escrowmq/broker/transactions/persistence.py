@@ -11,6 +11,7 @@ from typing import Final
 
 from escrowmq.config import TransactionConfig
 from escrowmq.consume.offsets import ConsumerOffsets
+from escrowmq.errors import StoreError
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.records import Redirect
 from escrowmq.escrow.recovery import (
@@ -22,12 +23,14 @@ from escrowmq.escrow.recovery import (
     UnchangedTimes,
     decode_snapshot,
     encode_snapshot,
+    is_snapshot,
     recover,
 )
 from escrowmq.escrow.writers import DecisionRecord
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
 from escrowmq.message.names import CURSOR_GROUP
+from escrowmq.store.damage import DamageKind
 from escrowmq.store.disk import Disk, read_file, replace_file
 from escrowmq.store.store import MessageStore
 
@@ -71,8 +74,7 @@ class CoordinatorStorage:
     def _recover(self, times: TimeConversion) -> None:
         store, now_ms = self._store, times.now_ms
         self._now_ms = now_ms
-        content = read_file(self._disk, SNAPSHOT_PATH) or b""
-        snapshot = decode_snapshot(content, store.begin, store.end)
+        snapshot = self._load_snapshot()
         result = recover(self.coordinator, store, snapshot, times=times)
         self._append_missing(result, now_ms)
         for decision_record in result.unfinished_decisions:
@@ -85,6 +87,19 @@ class CoordinatorStorage:
                 result.op_count,
                 len(result.decisions),
             )
+
+    def _load_snapshot(self) -> CoordinatorSnapshot | None:
+        """Return the snapshot, or None if everything has to be read from the log."""
+        store = self._store
+        try:
+            content = read_file(self._disk, SNAPSHOT_PATH) or b""
+            problem = "has a wrong checksum" if content and not is_snapshot(content) else None
+        except StoreError as error:
+            content, problem = b"", str(error)
+        if problem is not None:
+            description = f"{problem}; the open transactions are read from the whole log"
+            store.damage.add(DamageKind.SNAPSHOT, SNAPSHOT_PATH, description, is_repaired=True)
+        return decode_snapshot(content, store.begin, store.end)
 
     def _append_missing(self, result: RecoveryResult, now_ms: int) -> None:
         records: list[Appendable] = []

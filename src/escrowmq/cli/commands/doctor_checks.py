@@ -435,14 +435,34 @@ def _check_runtime(connection: SyncConnection, subject: str, clock: Clock) -> It
     used_ratio = disk_used_ratio(runtime)
     if used_ratio is not None and used_ratio >= _DISK_WARNING_RATIO:
         yield warning(subject, f"its disk is {used_ratio:.0%} full", _DISK_REMEDY)
-    damaged_ranges = int(runtime.get("escrowLogDamagedRanges") or 0)
-    if damaged_ranges:
+    damaged_places = int(runtime.get("escrowDamageFound") or 0)
+    if damaged_places:
         yield problem(
             subject,
-            f"its last start found damage in {_count_text(damaged_ranges, 'place')} of the log",
-            "look at its log for what is lost, and replace the disk; see docs/operating.md",
+            f"it has found damage in {_count_text(damaged_places, 'place')} of its files",
+            "its log says what is lost and what was repaired (`damage found`); replace the disk",
         )
+    yield from _check_delayed_messages(runtime, subject)
     yield _check_clock(runtime, seconds, now_ms, subject)
+
+
+def _check_delayed_messages(runtime: dict[str, str], subject: str) -> Iterator[CheckResult]:
+    """Report delayed messages that the broker cannot deliver. Apache RocketMQ does not say."""
+    set_aside, lost = (
+        int(runtime.get(name) or 0) for name in ("escrowDelayedSetAside", "escrowDelayedLost")
+    )
+    if set_aside:
+        yield warning(
+            subject,
+            f"{_count_text(set_aside, 'delayed message')} could not be delivered",
+            'look in its log for "delayed message set aside"; each is tried again every minute',
+        )
+    if lost:
+        yield problem(
+            subject,
+            f"{_count_text(lost, 'delayed message')} lost since its start",
+            'look in its log for "delayed message lost"; escrowmq store check shows damage',
+        )
 
 
 def _check_clock(

@@ -25,8 +25,10 @@ def damage(bench: EscrowBench, position: HalfPosition, index: int) -> None:
     base = position.log_offset - position.log_offset % SMALL_SEGMENTS.segment_bytes
     file_position = position.log_offset - base + index
     file = bench.disk.open(f"commitlog/{base:020d}")
-    file.write_at(file_position, bytes([file.view()[file_position] ^ 0xFF]))
+    file.write_at(file_position, bytes([file.read_at(file_position, 1)[0] ^ 0xFF]))
     file.close()
+    # Private: what was appended last is in memory, where the damage would not be seen.
+    bench.store._log.recent.clear()
 
 
 @pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "never read"])
