@@ -18,6 +18,7 @@ from bench import (
     brokers,
     clients,
     escrow,
+    greedy,
     neighbours,
     outbox,
     scale,
@@ -74,6 +75,7 @@ ALONE: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "pipeline": ("Pipelines: ledger and reconcile", _pipeline),
     "spark-kafka": ("Spark: our source and sink beside Kafka's", _spark_kafka),
     "neighbours": ("The broker: latency of others while one client misbehaves", neighbours.rows),
+    "greedy": ("The broker: an honest client beside greedy ones", greedy.rows),
 }
 NEEDS_NO_LOAD = ("spark-read",)
 GIB_A_SECOND = 2.0  # per round: what three brokers write in one second of every load

@@ -397,7 +397,7 @@ class EscrowMachine(RuleBasedStateMachine):
             self.expected_end_code(member, position, verdict)
             for member, position in zip(members, positions, strict=True)
         } - {SUCCESS}
-        if any(member.group != group and not member.is_decided for member in members):
+        if any(member.group != group for member in members):
             error_codes.add(NOT_FOUND)
         request = end_many_request([*positions], verdict, group=group)
         if error_codes:

@@ -69,8 +69,13 @@ class LongPollsMachine(RuleBasedStateMachine):
         if has_space:
             self.model.append((pull, tags_codes))
 
-    @rule(queue_id=queue_ids, codes=code_lists, codes_known=st.booleans())
-    def append(self, queue_id: int, codes: list[int], codes_known: bool) -> None:
+    @rule(
+        queue_id=queue_ids,
+        codes=code_lists,
+        codes_known=st.booleans(),
+        slice_size=st.integers(1, 10),
+    )
+    def append(self, queue_id: int, codes: list[int], codes_known: bool, slice_size: int) -> None:
         first = self.max_offsets[queue_id]
         end = self.max_offsets[queue_id] = first + len(codes)
         arrived_codes = list(enumerate(codes, start=first))
@@ -88,9 +93,11 @@ class LongPollsMachine(RuleBasedStateMachine):
                 )
             )
         ]
-        released = self.polls.take_ready(
-            "t", queue_id, end, [(code, b"") for code in codes] if codes_known else None
-        )
+        arrivals = [(code, b"") for code in codes] if codes_known else None
+        self.polls.arrived("t", queue_id, end, arrivals)
+        released: list[Pull] = []
+        while self.polls.has_wakeups:  # in slices, as a broker does it
+            released += self.polls.take_ready(slice_size)
         self.check_released(released, expected)
 
     @precondition(lambda self: len(self.model) < PULLS_MAX)
@@ -111,7 +118,8 @@ class LongPollsMachine(RuleBasedStateMachine):
                 payload=-1,
             )
             assert self.polls.add(pull)
-            assert self.polls.take_ready("busy", 0, 1) == [pull]
+            self.polls.arrived("busy", 0, 1)
+            assert self.polls.take_ready(10) == [pull]
 
     @rule(elapsed_ms=st.integers(0, 40))
     def wait(self, elapsed_ms: int) -> None:

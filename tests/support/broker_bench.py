@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.statistics import BrokerCounters
+from escrowmq.client_memory import ClientMemory
 from escrowmq.config import Config
 from escrowmq.errors import StoreError
 from escrowmq.message.keys import UniqueKeyGenerator
@@ -34,6 +35,7 @@ class BrokerBench:
         config: Config | None = None,
         sync: bool = False,
         counters: BrokerCounters | None = None,
+        memory: ClientMemory | None = None,
     ) -> None:
         self.disk = disk or FaultyDisk()
         self.config = config or Config(store=TINY)
@@ -47,6 +49,7 @@ class BrokerBench:
             store_host=HOST,
             when_flushed=self._when_flushed if sync else None,
             counters=counters,
+            memory=memory,
         )
         self.channel = FakeChannel()
 

@@ -42,6 +42,7 @@ class FakeChannel:
         address, _, port = name.rpartition(":")
         self.peer_host = encode_host(address, int(port)) if address else HOST
         self.is_open = True
+        self.can_send = True
         self.oneway_requests: list[tuple[int, Header, bytes]] = []
         self._responses: list[Response] = []
 

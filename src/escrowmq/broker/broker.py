@@ -40,6 +40,7 @@ from escrowmq.broker.transactions.admin import TransactionAdmin
 from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.transactions.group_decisions import GroupDecisions
 from escrowmq.broker.turn import Turn, WhenFlushed
+from escrowmq.client_memory import ClientMemory
 from escrowmq.config import Config
 from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -51,7 +52,7 @@ from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.peer import Peer
-from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import groups_file, offsets_file, topics_file
@@ -82,6 +83,7 @@ class Broker:
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
         past_times: TimeConversion | None = None,
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
+        memory: ClientMemory | None = None,
     ) -> None:
         """Create a broker on an open store.
 
@@ -92,7 +94,9 @@ class Broker:
             messages are stamped with and that delayed messages are due by.
         past_times: converts times that an earlier process recorded to the broker's time. Without
             it they are believed.
+        memory: counts what is kept for each channel. Without it, nothing is limited by bytes.
         """
+        self._memory = ClientMemory() if memory is None else memory
         self.store = store
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
@@ -105,8 +109,8 @@ class Broker:
         self._offsets_file = offsets_file(disk, store.damage)
         self.offsets = ConsumerOffsets(self._offsets_file.offsets())
         self._saved_offsets_version = self.offsets.version
-        self.consumers: ConsumerGroups[Channel] = ConsumerGroups()
-        self.producers: ProducerGroups[Channel] = ProducerGroups()
+        self.consumers: ConsumerGroups[Channel] = ConsumerGroups(memory=self._memory)
+        self.producers: ProducerGroups[Channel] = ProducerGroups(memory=self._memory)
         self._locks = QueueLocks()
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
@@ -158,6 +162,7 @@ class Broker:
             config.consume,
             self.counters,
             broker_permission=config.broker.broker_permission,
+            memory=self._memory,
         )
         self._create_turn(disk, config, when_flushed, wall_ms)
         redirect = self.delayed_messages.redirect
@@ -315,6 +320,8 @@ class Broker:
         self.counters.requests[code] += 1
         handler = self._handlers.get(code, _UNSUPPORTED)
         try:
+            if len(request.body) > handler.body_bytes_max:
+                raise _body_too_long(request, handler)
             if self._access_validator is not None:
                 self._check_access(self._access_validator, channel, request, handler, now_ms)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
@@ -391,7 +398,8 @@ class Broker:
         self.group_decisions.end_turn(now_ms)
         self.turn.append_all(now_ms)
         self.flow_control.update()
-        return self.group_decisions.has_pending_pieces
+        has_wakeups = self.pull_processor.wake_pulls(now_ms)
+        return self.group_decisions.has_pending_pieces or has_wakeups
 
     def tick(self, now_ms: int) -> None:
         """Do what is due by time. Call it about ten times a second."""
@@ -432,6 +440,7 @@ class Broker:
         self.client_processor.channel_closed(channel)
         self.transactions.channel_closed(channel)
         self.flow_control.channel_closed(channel)
+        self._memory.forget(channel)
 
     def change_config(self, config: Config) -> None:
         """Apply changed settings of sends, pulls, transactions and automatic creation."""
@@ -470,6 +479,14 @@ class Broker:
             self.topics.save()
         if self.groups.is_dirty or self.groups.is_file_uncertain:
             self.groups.save()
+
+
+def _body_too_long(request: Request[Any], handler: Handler) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.INVALID_PARAMETER,
+        f"the body has {len(request.body)} bytes, the limit for {request_name(handler.code)} is "
+        f"{handler.body_bytes_max}",
+    )
 
 
 def _reject_unsupported(channel: Channel, request: Request[Any], now_ms: int) -> None:

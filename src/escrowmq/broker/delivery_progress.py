@@ -24,6 +24,7 @@ before the log that it depends on is durable.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import zlib
 from collections.abc import Iterable, Iterator
@@ -33,7 +34,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord, RecordNotFound
+from escrowmq.errors import CorruptRecord, ReadFailed, RecordNotFound
 from escrowmq.message import names
 from escrowmq.message.names import DELIVERY_TOPIC, REAL_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from escrowmq.message.properties import find_property
@@ -323,7 +324,10 @@ class DeliveryProgress:
         self._recover()
 
     def level(self, level: int) -> LevelProgress:
-        return self._levels.setdefault(level, LevelProgress())
+        progress = self._levels.get(level)
+        if progress is None:
+            progress = self._levels[level] = LevelProgress()
+        return progress
 
     def is_delivered(self, position: DelayedPosition) -> bool:
         level, queue_offset = position
@@ -339,8 +343,12 @@ class DeliveryProgress:
         if level == TIMER_LEVEL:
             self.timers.add(queue_offset)
             return
+        progress = self.level(level)
+        if queue_offset == progress.next_offset:
+            progress.next_offset += 1  # almost every message
+            return
         self._pass(level, queue_offset)
-        self.level(level).set_aside.discard(queue_offset)
+        progress.set_aside.discard(queue_offset)
 
     def set_aside(self, position: DelayedPosition) -> None:
         """Let a level go on behind a message that cannot be delivered now."""
@@ -441,7 +449,9 @@ class DeliveryProgress:
         return min(saved_offset, snapshot.log_offset)
 
     def _load_snapshot(self) -> _Snapshot | None:
-        content = read_file(self._disk, SNAPSHOT_PATH) or b""
+        content = b""
+        with contextlib.suppress(ReadFailed):  # without it, everything is read from the log
+            content = read_file(self._disk, SNAPSHOT_PATH) or b""
         if not content:
             return None
         data = content[4:]

@@ -80,6 +80,10 @@ class Channel(Peer, Protocol):
 
     peer_host: bytes  # the peer's address, packed as records store it
 
+    @property
+    def can_send(self) -> bool:
+        """Whether the client reads what it is sent, so that it can get more than it asked for."""
+
     def respond(
         self,
         request: Request[Any],
@@ -385,12 +389,17 @@ HandlerFunction: TypeAlias = Callable[[Channel, Request[Any], int], None]
 PermissionRule: TypeAlias = Callable[[RequestPermissions, Request[Any]], Iterable[Permission]]
 
 
+BODY_BYTES_MAX: Final = 1 << 20  # of requests that are not messages
+FRAME_BODY_BYTES_MAX: Final = 16 << 20  # as long as a frame can be: the handler limits it
+
+
 @dataclass(frozen=True, slots=True)
 class Handler:
     """How the broker handles one request code.
 
     `permission` is a method of RequestPermissions. A request whose handler names none is for
-    administrators, so a new request is closed until its author opens it.
+    administrators, so a new request is closed until its author opens it. A longer body than
+    `body_bytes_max` is refused before it is decoded, which takes many times its memory.
     """
 
     code: int
@@ -398,3 +407,4 @@ class Handler:
     permission: PermissionRule = RequestPermissions.administrator
     errors: ErrorCodes = field(default_factory=dict)  # where they differ from RESPONSE_CODES
     is_flow_controlled: bool = False
+    body_bytes_max: int = BODY_BYTES_MAX

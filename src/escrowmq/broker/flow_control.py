@@ -77,16 +77,20 @@ class FlowControl:
             (TOPIC, topic, False, config.topic_sends_max, "escrowTopicSendsMax"),
             (TOPIC, topic, True, config.topic_send_bytes_max, "escrowTopicSendBytesMax"),
         )
-        charged: list[tuple[_Bucket, bool]] = []
+        charged: list[tuple[tuple[Hashable, bool], _Bucket]] = []
         for limit, owner, counts_bytes, rate_per_s, setting in limits:
             if rate_per_s:
-                bucket = self._get_bucket((owner, counts_bytes), rate_per_s, now_ms)
+                key = owner, counts_bytes
+                bucket = self._buckets.get(key) or _Bucket(rate_per_s, now_ms)
                 if not bucket.has_tokens(rate_per_s, now_ms):
                     self._refuse(limit, f"{setting}={rate_per_s} per second; send less, or later")
-                charged.append((bucket, counts_bytes))
+                charged.append((key, bucket))
         function(channel, request, now_ms)
-        # A send that the handler refused raised above and costs nothing.
-        for bucket, counts_bytes in charged:
+        # A send that the handler refused raised above. It costs nothing and leaves nothing: the
+        # name of its topic may be any text.
+        for key, bucket in charged:
+            self._buckets[key] = bucket
+            counts_bytes = key[1]
             if is_send_back:
                 bucket.tokens -= self._record_bytes(fields.offset) if counts_bytes else 1
             else:
@@ -110,12 +114,6 @@ class FlowControl:
     def channel_closed(self, channel: Channel) -> None:
         self._buckets.pop((channel, False), None)
         self._buckets.pop((channel, True), None)
-
-    def _get_bucket(self, key: tuple[Hashable, bool], rate_per_s: int, now_ms: int) -> _Bucket:
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = _Bucket(rate_per_s, now_ms)
-        return bucket
 
     def _refuse(self, limit: str, reason: str) -> None:
         self.refused_by_limit[limit] += 1

@@ -105,16 +105,16 @@ LOG_END: Final = Gauge("escrowmq_log_end_bytes", "Log offset of the next record.
 LOG_FLUSHED: Final = Gauge(
     "escrowmq_log_flushed_bytes", "Log offset up to which the log is durable."
 )
+DAMAGE_FOUND: Final = Counter(
+    "escrowmq_damage_found_total",
+    "Damage that was found in files of the store since the start. What is repaired has cost "
+    "nothing; look at the broker's log for what is not, and at the disk in both cases.",
+    ("kind", "repaired"),
+)
 LOG_CHECKPOINTED: Final = Gauge(
     "escrowmq_log_checkpointed_bytes",
     "Log offset up to which queues and index are in their files, where a start after a crash "
     "begins to read.",
-)
-DAMAGE_FOUND: Final = Counter(
-    "escrowmq_damage_found_total",
-    "Damage that was found in files since the start. The kind is that of the file; repaired is yes "
-    "if nothing was lost.",
-    ("kind", "repaired"),
 )
 LOG_DAMAGED_RANGES: Final = Gauge(
     "escrowmq_log_damaged_ranges",
@@ -349,13 +349,15 @@ class BrokerMetrics:
         yield LOG_END.value(store.end)
         yield LOG_FLUSHED.value(store.flushed_offset)
         yield LOG_CHECKPOINTED.value(store.checkpointed_offset)
-        yield DAMAGE_FOUND.samples(
-            ((kind.value, "yes" if is_repaired else "no"), count)
-            for (kind, is_repaired), count in list(store.damage.counts.items())
-        )
         yield LOG_DAMAGED_RANGES.value(len(store.recovery.damage))
         yield LOG_DAMAGED_BYTES.value(sum(damage.size for damage in store.recovery.damage))
         yield STORE_WRITABLE.value(int(store.is_writable))
+        yield DAMAGE_FOUND.samples(
+            [
+                ((kind.value, "yes" if is_repaired else "no"), count)
+                for (kind, is_repaired), count in store.damage.counts.items()
+            ]
+        )
 
     def _oldest_message_age(self) -> list[_Sample]:
         store = self._broker.store

@@ -225,6 +225,10 @@ class Turn:
         self._respond_all(sends_now, pending_now, results, _SUCCESS)
         record_responses(sends_now, _SUCCESS, start_s)
         if sends_later or pending_later:
+            for send in sends_later:
+                # Its body is in the log, and is a view of a buffer that may be much longer.
+                request = send.request
+                send.request = Request(request.head, b"", request.serializer)
 
             def on_flushed(error: StoreError | None) -> None:
                 code = _SUCCESS if error is None else _response_code(error)

@@ -49,7 +49,6 @@ _DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 
 _PERM_WRITE: Final = 2  # a bit of brokerPermission
 _HOUR_MS: Final = 3_600_000
 _TICK_MS: Final = 100  # how often the broker looks for due work, unless timers must be finer
-_CONNECTION_UNSENT_BYTES_MAX: Final = MIB
 _BLANK_RECORD_BYTES: Final = 8  # the record that ends a segment
 _CHECK_INTERVAL_MAX_MS: Final = _HOUR_MS
 
@@ -217,8 +216,15 @@ class NetworkConfig(_SettingsGroup):
     )
     connection_in_flight_bytes_max: int = setting(
         32 * MIB, WholeNumber(FRAME_BYTES_MAX), "escrowConnectionInFlightBytesMax", "bytes",
-        "Memory for requests and responses of one connection; above it, reading from it pauses.",
+        "Memory that one connection may make the server keep: requests, responses, held pulls, "
+        "members of groups. Above it, reading from it pauses, and it cannot add to the others.",
         live=True,
+    )
+    client_memory_max: int = setting(
+        0, WholeNumber(0, 1 << 40), "escrowClientMemoryMax", "bytes",
+        "Memory that all clients together may make the server keep. Above three quarters of it, "
+        "the greediest connections get no more; above it, they are closed. 0 means a quarter of "
+        "the memory of the machine or container.", live=True,
     )
 
     def __post_init__(self) -> None:
@@ -228,11 +234,6 @@ class NetworkConfig(_SettingsGroup):
                 f"escrowConnectionInFlightBytesMax={self.connection_in_flight_bytes_max}: "
                 f"must not be more than escrowInFlightBytesMax={self.in_flight_bytes_max}"
             )
-
-    @property
-    def connection_unsent_bytes_max(self) -> int:
-        """Above this, a connection is not read until its client has read its responses."""
-        return min(_CONNECTION_UNSENT_BYTES_MAX, self.connection_in_flight_bytes_max)
 
 
 # --- store ---------------------------------------------------------------------------------------

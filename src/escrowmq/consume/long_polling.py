@@ -5,21 +5,29 @@ From then on it leaves exactly once, for one of three reasons: a message that it
 time is over, or its channel closes.
 
 Every append checks whether a pull waits for its queue, so that check is one look into a dict. To
-wake pulls costs as much as there are pulls held on that queue.
+wake pulls costs as much as there are pulls held on that queue, so this is done in slices: `arrived`
+notes the messages, and `take_ready` looks at no more pulls than it is told to.
+
+When too many pulls are held, a channel with few gets room at the cost of the channel with most.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from escrowmq.client_memory import ClientMemory, MemoryUse
 from escrowmq.consume.subscription import MATCH_ALL, MessageFilter
+from escrowmq.errors import TableFull
 from escrowmq.message.record import QueueOffset
 from escrowmq.peer import Peer
 
 HELD_PULLS_PER_CHANNEL_MAX: Final = 10_000
+HELD_PULL_BYTES: Final = 1_500  # measured: 1,400 bytes with its request, without its filter
+ARRIVALS_MAX: Final = 256  # of a queue that wait for being looked at; then all filters match
 _HEAP_SLACK: Final = 64
 
 Arrival = tuple[int, bytes]  # tags code and encoded properties of a message that was just stored
@@ -39,20 +47,48 @@ class HeldPull(Generic[P]):
     payload: P
     message_filter: MessageFilter = MATCH_ALL
     is_held: bool = False
+    # The last wake-up of its queue with whose messages it was compared, and the end of these.
+    compared_wakeup: int = 0
+    compared_offset: int = 0
+
+    @property
+    def retained_bytes(self) -> int:
+        return HELD_PULL_BYTES + self.message_filter.retained_bytes
+
+
+@dataclass(slots=True)
+class _Wakeup:
+    """Messages of a queue with which not all of its pulls have been compared.
+
+    `arrivals` are the last messages before `max_offset`. None: they are unknown or too many.
+    """
+
+    number: int
+    max_offset: int
+    arrivals: list[Arrival] | None
 
 
 class LongPolls(Generic[P]):
     """The held pulls of a broker, by queue, by channel and by due time."""
 
     def __init__(
-        self, *, pulls_max: int, per_channel_max: int = HELD_PULLS_PER_CHANNEL_MAX
+        self,
+        *,
+        pulls_max: int,
+        per_channel_max: int = HELD_PULLS_PER_CHANNEL_MAX,
+        memory: ClientMemory | None = None,
     ) -> None:
+        self._memory = ClientMemory() if memory is None else memory
         self._pulls_max = pulls_max
         self._per_channel_max = per_channel_max
-        # The inner dicts are ordered sets: pulls that came first are woken first.
-        self._queues: dict[tuple[str, int], dict[HeldPull[P], None]] = {}
+        # The inner dicts are ordered sets. In a queue, the pull that was compared longest ago is
+        # the first; if all were compared with the same messages, the pull that came first.
+        self._queues: dict[tuple[str, int], OrderedDict[HeldPull[P], None]] = {}
         self._channels: dict[Peer, dict[HeldPull[P], None]] = {}
         self._heap: list[tuple[int, int, HeldPull[P]]] = []  # due time, sequence number, pull
+        self._wakeups: dict[tuple[str, int], _Wakeup] = {}  # the oldest first
+        self._wakeup_number = 0
+        self._greediest: Peer | None = None  # the channel that had most pulls when it was searched
         self._count = 0
         self._sequence = 0
 
@@ -64,7 +100,16 @@ class LongPolls(Generic[P]):
         channel_pulls = self._channels.get(pull.channel, ())
         if self._count >= self._pulls_max or len(channel_pulls) >= self._per_channel_max:
             return False
-        self._queues.setdefault((pull.topic, pull.queue_id), {})[pull] = None
+        try:
+            self._memory.reserve(pull.channel, MemoryUse.HELD_PULLS, pull.retained_bytes)
+        except TableFull:
+            return False
+        key = pull.topic, pull.queue_id
+        queue_pulls = self._queues.get(key)
+        if queue_pulls is None:
+            queue_pulls = self._queues[key] = OrderedDict()
+        queue_pulls[pull] = None
+        pull.compared_wakeup = self._wakeup_number  # it has just read what arrived before
         self._channels.setdefault(pull.channel, {})[pull] = None
         self._sequence += 1
         heapq.heappush(self._heap, (pull.due_ms, self._sequence, pull))
@@ -72,34 +117,101 @@ class LongPolls(Generic[P]):
         pull.is_held = True
         return True
 
+    def make_room(self, channel: Peer) -> HeldPull[P] | None:
+        """Remove and return the newest pull of a greedy channel; respond to it now.
+
+        Return None if there is room, or if this channel has its share: as many as the average.
+        """
+        own_count = len(self._channels.get(channel, ()))
+        if self._count < self._pulls_max or own_count * len(self._channels) >= self._count:
+            return None
+        greedy = self._find_greedy(own_count + 2)
+        if greedy is None:
+            return None
+        pull = next(reversed(self._channels[greedy]))
+        self._release([pull])
+        return pull
+
+    def _find_greedy(self, count_min: int) -> Peer | None:
+        """Return a channel with so many pulls or more, the greediest if it has to be searched."""
+        # Looking at all channels for every pull would take long, so the channel that was found is
+        # used again for as long as it has enough.
+        channel = self._greediest
+        if channel is None or len(self._channels.get(channel, ())) < count_min:
+            channel = max(self._channels, key=lambda channel: len(self._channels[channel]))
+            self._greediest = channel
+        return channel if len(self._channels[channel]) >= count_min else None
+
     def has_pulls(self, topic: str, queue_id: int) -> bool:
         """Return whether pulls wait for this queue, so that its arrivals have to be collected."""
         return (topic, queue_id) in self._queues
 
-    def take_ready(
+    @property
+    def has_wakeups(self) -> bool:
+        """Whether `take_ready` has pulls to look at."""
+        return bool(self._wakeups)
+
+    def arrived(
         self,
         topic: str,
         queue_id: int,
         max_offset: int,
         arrivals: Sequence[Arrival] | None = None,
-    ) -> list[HeldPull[P]]:
-        """Remove and return the pulls to respond to now, in the order in which they came.
+    ) -> None:
+        """Note that messages were stored in a queue. `take_ready` returns the pulls they wake.
 
         `arrivals` are the last messages before `max_offset`, in order. With None they are unknown,
         and every filter counts as matching.
         """
-        queue_pulls = self._queues.get((topic, queue_id))
-        if queue_pulls is None:
-            return []
-        ready = [pull for pull in queue_pulls if _is_ready(pull, max_offset, arrivals)]
-        self._release(ready)
+        key = topic, queue_id
+        if key not in self._queues:
+            return
+        self._wakeup_number += 1
+        wakeup = self._wakeups.get(key)
+        if wakeup is None:
+            known = None if arrivals is None else list(arrivals)
+            self._wakeups[key] = _Wakeup(self._wakeup_number, max_offset, known)
+            return
+        wakeup.number, wakeup.max_offset = self._wakeup_number, max_offset
+        if wakeup.arrivals is not None:
+            if arrivals is None or len(wakeup.arrivals) + len(arrivals) > ARRIVALS_MAX:
+                wakeup.arrivals = None
+            else:
+                wakeup.arrivals += arrivals
+
+    def take_ready(self, count_max: int) -> list[HeldPull[P]]:
+        """Look at up to `count_max` pulls. Remove and return those to respond to now, in order."""
+        ready: list[HeldPull[P]] = []
+        while self._wakeups and count_max > 0:
+            key, wakeup = next(iter(self._wakeups.items()))
+            queue_pulls = self._queues.get(key)
+            while queue_pulls and count_max > 0:
+                pull = next(iter(queue_pulls))
+                if pull.compared_wakeup >= wakeup.number:
+                    break  # so have all behind it
+                count_max -= 1
+                if _is_ready(pull, wakeup.max_offset, wakeup.arrivals):
+                    ready.append(pull)
+                    self._remove(pull)
+                else:
+                    pull.compared_wakeup = wakeup.number
+                    pull.compared_offset = wakeup.max_offset
+                    queue_pulls.move_to_end(pull)
+            if count_max > 0:
+                del self._wakeups[key]
+        self._release(())
         return ready
 
-    def expire(self, now_ms: int) -> list[HeldPull[P]]:
-        """Remove and return the pulls whose time is over, the earliest first."""
+    def expire(self, now_ms: int, count_max: int | None = None) -> list[HeldPull[P]]:
+        """Remove and return the pulls whose time is over, the earliest first.
+
+        Returns no more than `count_max`; the others are returned by the next call.
+        """
         heap = self._heap
         expired: list[HeldPull[P]] = []
         while heap and (heap[0][0] <= now_ms or not heap[0][2].is_held):
+            if len(expired) == count_max:
+                break
             pull = heapq.heappop(heap)[2]
             if pull.is_held:
                 expired.append(pull)
@@ -139,6 +251,7 @@ class LongPolls(Generic[P]):
     def _remove(self, pull: HeldPull[P]) -> None:
         pull.is_held = False
         self._count -= 1
+        self._memory.release(pull.channel, MemoryUse.HELD_PULLS, pull.retained_bytes)
         key = pull.topic, pull.queue_id
         queue_pulls, channel_pulls = self._queues[key], self._channels[pull.channel]
         del queue_pulls[pull], channel_pulls[pull]
@@ -146,6 +259,8 @@ class LongPolls(Generic[P]):
             del self._queues[key]
         if not channel_pulls:
             del self._channels[pull.channel]
+            if pull.channel is self._greediest:
+                self._greediest = None
 
 
 def _is_ready(pull: HeldPull[P], max_offset: int, arrivals: Sequence[Arrival] | None) -> bool:
@@ -153,7 +268,8 @@ def _is_ready(pull: HeldPull[P], max_offset: int, arrivals: Sequence[Arrival] | 
         return False
     if arrivals is None or pull.message_filter.matches_all:
         return True
-    # A pull may wait for an offset further ahead: arrivals before it do not count.
-    skipped = max(0, pull.queue_offset - (max_offset - len(arrivals)))
+    # Arrivals before the offset of the pull, and those that it was compared with, do not count.
+    first_offset = max_offset - len(arrivals)
+    skipped = max(0, max(pull.queue_offset, pull.compared_offset) - first_offset)
     matches = pull.message_filter.matches
     return any(matches(tags_code, properties) for tags_code, properties in arrivals[skipped:])

@@ -24,6 +24,10 @@ Newer clients leave their subscriptions out of a heartbeat if nothing has change
 fingerprint of them instead (`without_sub`). A fingerprint is stored with the subscriptions that it
 came with and is removed with them. So a client whose subscriptions are unknown here is always asked
 to send them again, whatever was lost in between.
+
+Any client can claim any number of names. So names have a maximum length, everything that is kept is
+counted in `ClientMemory` for the channel that brought it, and a full table makes room for a channel
+with few members at the cost of the channel that has most.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from escrowmq.client_memory import ClientMemory, MemoryUse
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
 from escrowmq.peer import Peer
@@ -40,6 +45,7 @@ from escrowmq.peer import Peer
 MEMBER_TIMEOUT_MS: Final = 120_000  # without a heartbeat; clients send one every 30 s
 MEMBERS_MAX: Final = 100_000
 MEMBERS_PER_CHANNEL_MAX: Final = 1_000
+MEMBER_BYTES: Final = 1_000  # measured: 850 bytes and the names
 
 # The owner's type of channel. The tables hand channels out again as the type they were given.
 C = TypeVar("C", bound=Peer)
@@ -66,6 +72,10 @@ class Member(Generic[C]):
     client: GroupClient[C]
     last_heartbeat_ms: int
 
+    @property
+    def retained_bytes(self) -> int:
+        return MEMBER_BYTES + 2 * (len(self.group) + len(self.client.client_id))
+
 
 class MemberTable(Generic[C]):
     """The members of all groups. A group without members is not stored."""
@@ -76,7 +86,9 @@ class MemberTable(Generic[C]):
         members_max: int = MEMBERS_MAX,
         per_channel_max: int = MEMBERS_PER_CHANNEL_MAX,
         timeout_ms: int = MEMBER_TIMEOUT_MS,
+        memory: ClientMemory | None = None,
     ) -> None:
+        self._memory = ClientMemory() if memory is None else memory
         self._members_max = members_max
         self._per_channel_max = per_channel_max
         self._timeout_ms = timeout_ms
@@ -85,6 +97,7 @@ class MemberTable(Generic[C]):
         self._groups: dict[str, OrderedDict[str, Member[C]]] = {}  # group -> client id -> member
         self._channels: dict[C, set[tuple[str, str]]] = {}  # channel -> group and client id
         self._clients: dict[str, dict[str, Member[C]]] = {}  # client id -> group -> member
+        self._greediest: C | None = None  # the channel that had most members when it was searched
 
     def __len__(self) -> int:
         return self._count
@@ -100,16 +113,43 @@ class MemberTable(Generic[C]):
         """
         previous = self.find(group, client.client_id)
         is_new = previous is None or previous.client.channel != client.channel
+        member = Member(group=group, client=client, last_heartbeat_ms=now_ms)
         if is_new:
             self._check_limits(client.channel, is_new_member=previous is None)
+            self._memory.reserve(client.channel, MemoryUse.MEMBERS, member.retained_bytes)
         if is_new and previous is not None:
             self._unlink_channel(previous)
         self._count += previous is None
-        member = Member(group=group, client=client, last_heartbeat_ms=now_ms)
         self._groups.setdefault(group, OrderedDict())[client.client_id] = member
         self._clients.setdefault(client.client_id, {})[group] = member
         self._channels.setdefault(client.channel, set()).add((group, client.client_id))
         return is_new
+
+    def make_room(self, channel: C) -> Member[C] | None:
+        """Remove and return a member of a greedy channel, so that this channel can have one.
+
+        Return None if there is room, or if this channel has its share: as many as the average.
+        """
+        own_count = len(self._channels.get(channel, ()))
+        if self._count < self._members_max or own_count * len(self._channels) >= self._count:
+            return None
+        greedy = self._find_greedy(own_count + 2)
+        if greedy is None:
+            return None
+        group, client_id = next(iter(self._channels[greedy]))
+        member = self._groups[group][client_id]
+        self._remove(member)
+        return member
+
+    def _find_greedy(self, count_min: int) -> C | None:
+        """Return a channel with so many members or more, the greediest if it has to be searched."""
+        # Looking at all channels for every member would take long, so the channel that was found
+        # is used again for as long as it has enough.
+        channel = self._greediest
+        if channel is None or len(self._channels.get(channel, ())) < count_min:
+            channel = max(self._channels, key=lambda channel: len(self._channels[channel]))
+            self._greediest = channel
+        return channel if len(self._channels[channel]) >= count_min else None
 
     def leave(self, group: str, client_id: str, channel: C) -> Member[C] | None:
         """Remove and return a member.
@@ -190,10 +230,13 @@ class MemberTable(Generic[C]):
 
     def _unlink_channel(self, member: Member[C]) -> None:
         channel = member.client.channel
+        self._memory.release(channel, MemoryUse.MEMBERS, member.retained_bytes)
         keys = self._channels[channel]
         keys.discard((member.group, member.client.client_id))
         if not keys:
             del self._channels[channel]
+            if channel is self._greediest:
+                self._greediest = None
 
 
 # --- consumer groups -----------------------------------------------------------------------------
@@ -220,6 +263,8 @@ class ConsumerGroup:
     settings: ConsumerGroupSettings
     subscriptions: dict[str, Subscription] = field(default_factory=dict)  # by topic
     fingerprint: int = 0  # of the heartbeat with the subscriptions; 0 if it had none
+    subscription_bytes: int = 0
+    subscription_owner: Peer | None = None  # the channel for which these bytes are counted
 
     @property
     def is_broadcasting(self) -> bool:
@@ -227,18 +272,26 @@ class ConsumerGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatResult:
+class HeartbeatResult(Generic[C]):
     has_changed: bool  # notify every member
     needs_subscriptions: bool  # the next heartbeat must contain them (IS_SUB_CHANGE)
+    evicted: Member[C] | None = None  # lost its place to make room; its group has changed
 
 
 class ConsumerGroups(Generic[C]):
     """The connected consumer groups."""
 
     def __init__(
-        self, members: MemberTable[C] | None = None, *, subscriptions_max: int = SUBSCRIPTIONS_MAX
+        self,
+        members: MemberTable[C] | None = None,
+        *,
+        subscriptions_max: int = SUBSCRIPTIONS_MAX,
+        memory: ClientMemory | None = None,
     ) -> None:
-        self._members: MemberTable[C] = MemberTable() if members is None else members
+        self._memory = ClientMemory() if memory is None else memory
+        self._members: MemberTable[C] = (
+            MemberTable(memory=self._memory) if members is None else members
+        )
         self._subscriptions_max = subscriptions_max
         self._groups: dict[str, ConsumerGroup] = {}
 
@@ -252,13 +305,17 @@ class ConsumerGroups(Generic[C]):
         fingerprint: int = 0,
         without_sub: bool = False,
         now_ms: int,
-    ) -> HeartbeatResult:
+    ) -> HeartbeatResult[C]:
         """Apply a heartbeat to its group. Raises TableFull; nothing has changed then."""
         if len(subscriptions) > self._subscriptions_max:
             raise TableFull(
                 f"the heartbeat has {len(subscriptions)} subscriptions, "
                 f"the limit is {self._subscriptions_max}"
             )
+        evicted: Member[C] | None = None
+        if self._members.find(name, client.client_id) is None:
+            evicted = self._members.make_room(client.channel)
+            self._remove_empty_groups([] if evicted is None else [evicted])
         is_new = self._members.join(name, client, now_ms=now_ms)
         group = self._groups.get(name)
         if group is None:
@@ -267,9 +324,37 @@ class ConsumerGroups(Generic[C]):
         needs_subscriptions = fingerprint == 0 or fingerprint != group.fingerprint
         has_changed = is_new
         if not (fingerprint and without_sub):
+            try:
+                self._count_subscriptions(group, client.channel, subscriptions)
+            except TableFull:
+                if is_new:
+                    self.unregister(name, client.client_id, client.channel)
+                raise
             group.fingerprint = fingerprint
             has_changed = _update_subscriptions(group.subscriptions, subscriptions) or is_new
-        return HeartbeatResult(has_changed=has_changed, needs_subscriptions=needs_subscriptions)
+        return HeartbeatResult(
+            has_changed=has_changed,
+            needs_subscriptions=needs_subscriptions,
+            evicted=evicted,
+        )
+
+    def _count_subscriptions(
+        self, group: ConsumerGroup, channel: C, subscriptions: Sequence[Subscription]
+    ) -> None:
+        """Count the subscriptions of a group for the channel that brings them. Raise TableFull."""
+        count = sum(subscription.retained_bytes for subscription in subscriptions)
+        if count == group.subscription_bytes and channel is group.subscription_owner:
+            return
+        self._release_subscriptions(group)
+        self._memory.reserve(channel, MemoryUse.SUBSCRIPTIONS, count)
+        group.subscription_bytes, group.subscription_owner = count, channel
+
+    def _release_subscriptions(self, group: ConsumerGroup) -> None:
+        if group.subscription_owner is not None:
+            self._memory.release(
+                group.subscription_owner, MemoryUse.SUBSCRIPTIONS, group.subscription_bytes
+            )
+            group.subscription_bytes, group.subscription_owner = 0, None
 
     def unregister(self, name: str, client_id: str, channel: C) -> bool:
         """Remove a member that says goodbye. Return whether there was such a member."""
@@ -318,13 +403,29 @@ class ConsumerGroups(Generic[C]):
         group = self._groups.get(name)
         if group is None or group.is_broadcasting:
             return []
-        return [member.client.channel for member in self._members.members_of(name)]
+        # A channel may have many members of the group; it is notified once.
+        channels = (member.client.channel for member in self._members.members_of(name))
+        return list(dict.fromkeys(channels))
 
     def _remove_empty_groups(self, removed: list[Member[C]]) -> list[Member[C]]:
         for member in removed:
+            group = self._groups.get(member.group)
+            if group is None:
+                continue
             if member.group not in self._members:
-                self._groups.pop(member.group, None)
+                self._release_subscriptions(group)
+                del self._groups[member.group]
+            elif member.client.channel is group.subscription_owner:
+                self._pass_subscriptions_on(group)
         return removed
+
+    def _pass_subscriptions_on(self, group: ConsumerGroup) -> None:
+        """Count the subscriptions for another member: the one that brought them has left."""
+        count = group.subscription_bytes
+        self._release_subscriptions(group)
+        owner = self._members.members_of(group.name)[0].client.channel
+        self._memory.add(owner, MemoryUse.SUBSCRIPTIONS, count)
+        group.subscription_bytes, group.subscription_owner = count, owner
 
 
 def _update_subscriptions(
@@ -347,11 +448,15 @@ def _update_subscriptions(
 class ProducerGroups(Generic[C]):
     """The connected producer groups: who can be checked about a half, or receive a reply."""
 
-    def __init__(self, members: MemberTable[C] | None = None) -> None:
-        self._members: MemberTable[C] = MemberTable() if members is None else members
+    def __init__(
+        self, members: MemberTable[C] | None = None, *, memory: ClientMemory | None = None
+    ) -> None:
+        self._members: MemberTable[C] = MemberTable(memory=memory) if members is None else members
 
     def heartbeat(self, name: str, client: GroupClient[C], *, now_ms: int) -> bool:
         """Add or renew a member. Return whether it or its channel is new. Raises TableFull."""
+        if self._members.find(name, client.client_id) is None:
+            self._members.make_room(client.channel)
         return self._members.join(name, client, now_ms=now_ms)
 
     def unregister(self, name: str, client_id: str, channel: C) -> bool:
@@ -389,6 +494,8 @@ class ProducerGroups(Generic[C]):
 
 LOCK_VALID_MS: Final = 60_000
 LOCKS_MAX: Final = 100_000
+# Half of the table is for channels that have fewer locks than this.
+LOCKS_OF_SMALL_CHANNEL: Final = 256
 
 LockedQueue = tuple[str, int]  # topic and queue id
 
@@ -396,6 +503,7 @@ LockedQueue = tuple[str, int]  # topic and queue id
 class _Lock(NamedTuple):
     owner: str  # client id
     renewed_ms: int
+    channel: Peer | None  # over which it was requested
 
     def is_valid(self, now_ms: int) -> bool:
         return now_ms - self.renewed_ms <= LOCK_VALID_MS
@@ -407,35 +515,52 @@ class QueueLocks:
     A lock is valid for 60 s after its owner last requested it; owners repeat the request every
     20 s. A channel that closes releases no lock: the client may still be processing messages of the
     queue and considers itself the owner until the lock expires.
+
+    Callers check that the queue exists and that names are not too long; this bounds a lock. When
+    half of the table is in use, only channels with few locks get new ones.
     """
 
     def __init__(self, *, locks_max: int = LOCKS_MAX) -> None:
         self._locks_max = locks_max
         self._count = 0
         self._groups: dict[str, dict[LockedQueue, _Lock]] = {}
+        self._count_by_channel: dict[Peer | None, int] = {}
 
     def __len__(self) -> int:
         return self._count
 
     def lock(
-        self, group: str, client_id: str, queues: Iterable[LockedQueue], *, now_ms: int
+        self,
+        group: str,
+        client_id: str,
+        queues: Iterable[LockedQueue],
+        *,
+        now_ms: int,
+        channel: Peer | None = None,
     ) -> list[LockedQueue]:
         """Lock or renew queues. Return those that the client owns now.
 
-        Queues that another client owns are left out, and new locks beyond the limit are too.
+        Queues that another client owns are left out, and new locks beyond the limits are too.
         """
-        if self._count >= self._locks_max:
+        if self._count >= self._locks_max // 2:
             self.expire(now_ms)
         granted = []
         for queue in dict.fromkeys(queues):
             held = self._groups.get(group, {}).get(queue)
-            if held is None and self._count >= self._locks_max:
+            if held is None and not self._has_capacity(channel):
                 continue
             if held is None or held.owner == client_id or not held.is_valid(now_ms):
-                self._groups.setdefault(group, {})[queue] = _Lock(client_id, now_ms)
-                self._count += held is None
+                if held is not None:
+                    self._remove(group, queue)
+                self._add(group, queue, _Lock(client_id, now_ms, channel))
                 granted.append(queue)
         return granted
+
+    def _has_capacity(self, channel: Peer | None) -> bool:
+        if self._count < self._locks_max // 2:
+            return True
+        is_small = self._count_by_channel.get(channel, 0) < LOCKS_OF_SMALL_CHANNEL
+        return self._count < self._locks_max and is_small
 
     def unlock(self, group: str, client_id: str, queues: Iterable[LockedQueue]) -> None:
         """Release queues. Locks of other clients stay."""
@@ -464,8 +589,17 @@ class QueueLocks:
             self._remove(group, queue)
         return len(expired)
 
+    def _add(self, group: str, queue: LockedQueue, lock: _Lock) -> None:
+        self._count += 1
+        counts = self._count_by_channel
+        counts[lock.channel] = counts.get(lock.channel, 0) + 1
+        self._groups.setdefault(group, {})[queue] = lock
+
     def _remove(self, group: str, queue: LockedQueue) -> None:
         self._count -= 1
-        del self._groups[group][queue]
+        lock = self._groups[group].pop(queue)
         if not self._groups[group]:
             del self._groups[group]
+        self._count_by_channel[lock.channel] -= 1
+        if not self._count_by_channel[lock.channel]:
+            del self._count_by_channel[lock.channel]

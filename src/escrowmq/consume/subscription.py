@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+from escrowmq.client_memory import name_error
 from escrowmq.consume.sql92 import CompiledFilter
 from escrowmq.errors import InvalidSubscription
 from escrowmq.message.filter import SQL92, SUBSCRIBE_ALL, TAG, ExpressionType, parse_tags
@@ -37,8 +38,15 @@ SQL_COMPARISONS_MAX: Final = 20_000
 
 # Short expressions are cached generously. Long ones could fill the memory, so few are kept.
 _SHORT_CHARS_MAX: Final = 512
+_SHOWN_LENGTH_MAX: Final = 100  # of a client's text that an error repeats
 _SHORT_CACHE_SIZE: Final = 1_024
-_LONG_CACHE_SIZE: Final = 64
+_LONG_CACHE_SIZE: Final = 8
+
+# Estimates of what is kept, rounded up: of a subscription, of a tag with its hash, and of the
+# compiled form of a character of SQL92.
+_SUBSCRIPTION_BYTES: Final = 500
+_TAG_BYTES: Final = 200
+_SQL_CHARACTER_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class MessageFilter:
     tags_codes: frozenset[int] | None = None  # None: every tag
     matches_properties: Callable[[bytes], bool] | None = None  # None: any properties
     scan_max: int = TAG_SCAN_MAX
+    retained_bytes: int = 0  # what it takes, apart from the cache that it may be in
 
     @property
     def matches_all(self) -> bool:
@@ -76,6 +85,11 @@ class Subscription:
     tags: tuple[str, ...] = ()  # empty for SQL92, and for TAG if every tag is wanted
     version: int = 0  # RocketMQ's subVersion: the client's clock when it subscribed
     tag_filter: MessageFilter = field(default=MATCH_ALL, compare=False)  # follows from `tags`
+
+    @property
+    def retained_bytes(self) -> int:
+        texts = 4 * (len(self.topic) + len(self.expression))
+        return _SUBSCRIPTION_BYTES + texts + self.tag_filter.retained_bytes
 
 
 def parse_subscription(
@@ -117,6 +131,8 @@ def compile_subscription(subscription: Subscription) -> MessageFilter:
 
 
 def _checked_expression(topic: str, expression: str | None) -> str:
+    if error := name_error("topic", topic):
+        raise InvalidSubscription(error)
     text = (expression or "").strip()
     if len(text) > EXPRESSION_CHARS_MAX:
         raise InvalidSubscription(
@@ -131,11 +147,14 @@ def _parse(topic: str, text: str, expression_type: str | None, version: int) -> 
         _sql_filter(text)  # raises if it is invalid
         return Subscription(topic=topic, expression=text, expression_type=SQL92, version=version)
     if expression_type and expression_type != TAG:
-        raise InvalidSubscription(f"expression type {expression_type!r} is neither TAG nor SQL92")
+        shown = expression_type[:_SHOWN_LENGTH_MAX]
+        raise InvalidSubscription(f"expression type {shown!r} is neither TAG nor SQL92")
     tags = parse_tags(text)
     if not tags:
         return Subscription(topic=topic, version=version)
-    tag_filter = MessageFilter(frozenset(map(java_hash, tags)))
+    tag_filter = MessageFilter(
+        frozenset(map(java_hash, tags)), retained_bytes=_TAG_BYTES * len(tags)
+    )
     return Subscription(
         topic=topic, expression=text, tags=tags, version=version, tag_filter=tag_filter
     )
@@ -153,7 +172,11 @@ def _sql_filter(text: str) -> MessageFilter:
 def _compile_sql(text: str) -> MessageFilter:
     compiled = CompiledFilter(text)
     scan_max = max(1, SQL_COMPARISONS_MAX // compiled.cost)
-    return MessageFilter(matches_properties=compiled.matches_encoded, scan_max=scan_max)
+    return MessageFilter(
+        matches_properties=compiled.matches_encoded,
+        scan_max=scan_max,
+        retained_bytes=_SQL_CHARACTER_BYTES * len(text),
+    )
 
 
 _short_sql_filter = lru_cache(maxsize=_SHORT_CACHE_SIZE)(_compile_sql)

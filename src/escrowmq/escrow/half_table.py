@@ -105,10 +105,16 @@ class HalfTable:
         return iter(self._by_offset.values())
 
     def intern_name(self, text: str) -> str:
-        """Return one shared object for equal names, because a million halves hold them."""
-        return self._names.setdefault(text, text)
+        """Return one shared object for equal names, because a million halves hold them.
+
+        It is shared as long as a half has it. A name of which no half was added would stay for
+        ever, so it is shared only from the first half on that is added.
+        """
+        return self._names.get(text, text)
 
     def add(self, half: Half) -> None:
+        self._names.setdefault(half.topic, half.topic)
+        self._names.setdefault(half.group, half.group)
         self._by_offset[half.queue_offset] = half
         key = half.key
         if key:
@@ -153,7 +159,7 @@ class HalfTable:
     def _update_totals(self, half: Half, sign: int) -> None:
         group_total = self._totals_by_group.get(half.group)
         if group_total is None:
-            group_total = self._totals_by_group[self.intern_name(half.group)] = HalfTotals()
+            group_total = self._totals_by_group[half.group] = HalfTotals()
         size, total, topic, by_topic = sign * half.size, self.total, half.topic, self.count_by_topic
         group_total.count += sign
         group_total.size += size
@@ -161,11 +167,13 @@ class HalfTable:
         total.size += size
         if not group_total.count:
             del self._totals_by_group[half.group]
+            self._names.pop(half.group, None)
         count = by_topic.get(topic, 0) + sign
         if count:
             by_topic[topic] = count
         else:
             del by_topic[topic]
+            self._names.pop(topic, None)
 
 
 # --- states of all halves ------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from escrowmq.client_memory import name_error
 from escrowmq.errors import CorruptRecord, RecordRefused, RequestRefused
 from escrowmq.escrow.half_table import Attempt
 from escrowmq.message import names
@@ -137,8 +138,13 @@ def check_half_names(group: str, key: bytes) -> None:
             )
 
 
-def check_half_limits(key: bytes, properties_bytes: int) -> None:
-    """Raise RecordRefused if a half leaves no room for what the broker may have to add."""
+def check_half_limits(key: bytes, group: str, properties_bytes: int) -> None:
+    """Raise RecordRefused if a half leaves no room for what the broker may have to add.
+
+    Also if its names are too long: they are kept in memory as long as it is open.
+    """
+    if error := name_error("the producer group of a transactional message", group):
+        raise RecordRefused(error)
     if len(key) > UNIQUE_KEY_BYTES_MAX:
         raise RecordRefused(
             f"the UNIQ_KEY of a transactional message is {len(key)} bytes, "

@@ -43,6 +43,7 @@ from escrowmq.remoting.responses import encode_error, encode_response
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 KV_ENTRIES_MAX: Final = 100_000
 VALUE_LENGTH_MAX: Final = 65_536
+KV_LENGTH_MAX: Final = 4_000_000  # characters of all settings: the whole file is written each time
 
 # Brokers older than 3.0.11 send their topics without the wrapper around them.
 VERSION_WITH_TOPIC_WRAPPER: Final = 37
@@ -447,6 +448,7 @@ class KvConfig:
     def __init__(self, *, entries_max: int = KV_ENTRIES_MAX) -> None:
         self._entries_max = entries_max
         self._table: dict[str, dict[str, str]] = {}
+        self._length = 0  # of all names and values together
         self.revision = 0
 
     @classmethod
@@ -458,6 +460,11 @@ class KvConfig:
             raise ConfigError(f"kvConfig.json: {error}") from error
         kv_config = cls(entries_max=entries_max)
         kv_config._table = {name: dict(table) for name, table in file.config_table.items()}
+        kv_config._length = sum(
+            _entry_length(name, key, value)
+            for name, table in kv_config._table.items()
+            for key, value in table.items()
+        )
         return kv_config
 
     def dump(self) -> dict[str, Any]:
@@ -476,8 +483,18 @@ class KvConfig:
             raise system_error(
                 f"value has {len(value)} characters, the limit is {VALUE_LENGTH_MAX}"
             )
-        if self.get(namespace, key) is None and self.count >= self._entries_max:
+        before = self.get(namespace, key)
+        if before is None and self.count >= self._entries_max:
             raise system_error(f"there are {self._entries_max} settings, which is the limit")
+        growth = _entry_length(namespace, key, value)
+        if before is not None:
+            growth -= _entry_length(namespace, key, before)
+        if growth > 0 and self._length + growth > KV_LENGTH_MAX:
+            raise system_error(
+                f"all settings would have {self._length + growth} characters, "
+                f"the limit is {KV_LENGTH_MAX}"
+            )
+        self._length += growth
         self._table.setdefault(namespace, {})[key] = value
         self.revision += 1
 
@@ -486,7 +503,7 @@ class KvConfig:
         table = self._table.get(namespace, {})
         if key not in table:
             return False
-        del table[key]
+        self._length -= _entry_length(namespace, key, table.pop(key))
         if not table:
             del self._table[namespace]
         self.revision += 1
@@ -503,3 +520,7 @@ class KvConfig:
     @property
     def count(self) -> int:
         return sum(map(len, self._table.values()))
+
+
+def _entry_length(namespace: str, key: str, value: str) -> int:
+    return len(namespace) + len(key) + len(value)

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
-from escrowmq.errors import RequestRefused
+from escrowmq.client_memory import ClientMemory, MemoryUse
+from escrowmq.errors import RequestRefused, TableFull
 from escrowmq.message.topic_config import PERM_WRITE, DataVersion, TopicConfig
+from escrowmq.peer import Peer
 from escrowmq.remoting.bodies import BrokerRoute, QueueRoute, TopicRoute
 from escrowmq.remoting.codes import ResponseCode
 
@@ -35,6 +37,9 @@ HEARTBEAT_TIMEOUT_MS: Final = 120_000
 
 BROKERS_MAX: Final = 10_000
 TOPICS_MAX: Final = 200_000
+ROUTES_MAX: Final = 1_000_000  # topics of all brokers together: each may have every topic
+_BROKER_BYTES: Final = 4_000  # estimates of what is kept of a broker, and of each of its topics
+_ROUTE_BYTES: Final = 500
 QUEUES_MAX: Final = 65_536
 PERM_MAX: Final = 15
 HEARTBEAT_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
@@ -103,12 +108,23 @@ class _LiveBroker:
     channel: object
     last_heartbeat_ms: int
     heartbeat_timeout_ms: int
+    retained_bytes: int  # that are counted for the channel
 
 
 class RouteTable:
     """Live brokers and their topics. `channel` is any object that identifies a connection."""
 
-    def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        brokers_max: int = BROKERS_MAX,
+        topics_max: int = TOPICS_MAX,
+        routes_max: int = ROUTES_MAX,
+        memory: ClientMemory | None = None,
+    ) -> None:
+        self._memory = ClientMemory() if memory is None else memory
+        self._routes_max = routes_max
+        self._route_count = 0
         self._brokers_max = brokers_max
         self._topics_max = topics_max
         self._brokers: dict[str, _Broker] = {}
@@ -123,6 +139,7 @@ class RouteTable:
         """Add or update a broker. Raises RequestRefused, and has changed nothing then."""
         self._check_registration(registration)
         before = self._live_brokers.get(registration.address)
+        retained_bytes = self._reserve(registration, before, channel)
         if before is not None and not self._belongs_to(
             before, registration.cluster, registration.name
         ):
@@ -151,6 +168,7 @@ class RouteTable:
             channel=channel,
             last_heartbeat_ms=now_ms,
             heartbeat_timeout_ms=registration.heartbeat_timeout_ms,
+            retained_bytes=retained_bytes,
         )
         return self._master_for(broker, registration.broker_id)
 
@@ -208,6 +226,8 @@ class RouteTable:
                 )
             _check_queues(topic, queues)
         self._check_topic_limit((topic,))
+        for queues in routes:
+            self._check_route_limit(queues.broker_name, [topic])
         for queues in routes:
             self._put_queues(self._brokers[queues.broker_name], topic, queues)
 
@@ -314,13 +334,59 @@ class RouteTable:
         ):
             raise system_error(f"there are {self._brokers_max} brokers, which is the limit")
         self._check_topic_limit(topic.topic_name for topic in registration.topics)
+        self._check_route_limit(
+            registration.name, [topic.topic_name for topic in registration.topics]
+        )
         self._check_conflicts(registration)
+
+    def _reserve(
+        self, registration: BrokerRegistration, before: _LiveBroker | None, channel: object
+    ) -> int:
+        """Count what is kept of a registration, and return it. Raise RequestRefused.
+
+        Topics that the broker has registered before stay, so a registration never counts less than
+        the one before it.
+        """
+        new_bytes = _BROKER_BYTES + sum(
+            _ROUTE_BYTES + len(topic.topic_name) for topic in registration.topics
+        )
+        before_bytes = 0
+        if before is not None and before.channel is channel:
+            before_bytes = before.retained_bytes
+        elif before is not None:
+            new_bytes = max(new_bytes, before.retained_bytes)
+        added = max(0, new_bytes - before_bytes)
+        try:
+            # A broker is no client: it may have as many topics as a registration can hold.
+            self._memory.reserve(
+                cast(Peer, channel), MemoryUse.REGISTRATIONS, added, ignores_connection_max=True
+            )
+        except TableFull as error:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from None
+        if before is not None and before.channel is not channel:
+            self._release(before)
+        return before_bytes + added
+
+    def _release(self, live_broker: _LiveBroker) -> None:
+        self._memory.release(
+            cast(Peer, live_broker.channel), MemoryUse.REGISTRATIONS, live_broker.retained_bytes
+        )
+        live_broker.retained_bytes = 0
 
     def _check_topic_limit(self, topics: Iterable[str]) -> None:
         new_count = len(set(topics) - self._topics.keys())
         if len(self._topics) + new_count > self._topics_max:
             raise system_error(
                 f"{new_count} new topics would exceed the limit of {self._topics_max} topics"
+            )
+
+    def _check_route_limit(self, broker_name: str, topics: Iterable[str]) -> None:
+        broker = self._brokers.get(broker_name)
+        new_count = len(set(topics) - (set() if broker is None else broker.topics))
+        if self._route_count + new_count > self._routes_max:
+            raise system_error(
+                f"{new_count} more topics of broker {truncate_name(broker_name)} would exceed the "
+                f"limit of {self._routes_max} topics of all brokers together"
             )
 
     def _check_conflicts(self, registration: BrokerRegistration) -> None:
@@ -363,7 +429,7 @@ class RouteTable:
         rival = broker.addresses.get(registration.broker_id)
         if rival != registration.address:
             if rival is not None:
-                del self._live_brokers[rival]
+                self._release(self._live_brokers.pop(rival))
             if registration.broker_id == MASTER_ID:
                 broker.is_write_disabled = False  # the ban was for the previous master
         broker.addresses[registration.broker_id] = registration.address
@@ -371,6 +437,7 @@ class RouteTable:
 
     def _remove_address(self, address: str) -> None:
         live = self._live_brokers.pop(address)
+        self._release(live)
         broker = self._brokers[live.name]
         del broker.addresses[live.broker_id]
         if not broker.addresses:
@@ -379,12 +446,14 @@ class RouteTable:
                 self._remove_queues(live.name, topic)
 
     def _put_queues(self, broker: _Broker, topic: str, queues: QueueRoute) -> None:
+        self._route_count += topic not in broker.topics
         broker.topics.add(topic)
         self._topics.setdefault(topic, {})[broker.name] = queues
 
     def _remove_queues(self, name: str, topic: str) -> None:
         queues = self._topics[topic]
         del queues[name]
+        self._route_count -= 1
         if not queues:
             del self._topics[topic]
 

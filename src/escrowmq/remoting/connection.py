@@ -39,7 +39,13 @@ from escrowmq.errors import (
 )
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, request_name
 from escrowmq.remoting.command import INT32_MAX, Command, decode_command, encode_command
-from escrowmq.remoting.frame import FRAME_LENGTH_MAX, FrameDecoder, encode_frame, frame_prefix
+from escrowmq.remoting.frame import (
+    FRAME_LENGTH_MAX,
+    HEADER_LENGTH_MAX,
+    FrameDecoder,
+    encode_frame,
+    frame_prefix,
+)
 from escrowmq.remoting.headers import Header, NoFields, encode_header
 from escrowmq.remoting.requests import (
     Body,
@@ -139,6 +145,7 @@ class Connection:
         self,
         *,
         frame_length_max: int = FRAME_LENGTH_MAX,
+        header_length_max: int = HEADER_LENGTH_MAX,
         calls_max: int = CALLS_MAX,
         serializer: int = JSON,
         opaque_max: int = INT32_MAX,
@@ -152,7 +159,9 @@ class Connection:
         """
         assert calls_max <= opaque_max, "there must always be a free opaque"
         build = self._decode_event_with_header if keep_headers else self._decode_event
-        self._decoder = FrameDecoder(build, frame_length_max=frame_length_max)
+        self._decoder = FrameDecoder(
+            build, frame_length_max=frame_length_max, header_length_max=header_length_max
+        )
         self._sign = sign
         self._calls_max = calls_max
         self._opaque_count = opaque_max + 1
@@ -175,6 +184,15 @@ class Connection:
     def partial_frame(self) -> tuple[int, int]:
         """The number of bytes received of an incomplete frame, and a number that identifies it."""
         return self._decoder.partial_bytes, self._decoder.partial_frames
+
+    @property
+    def buffered_bytes(self) -> int:
+        """The number of bytes received whose events have not been read."""
+        return self._decoder.buffered_bytes
+
+    def discard_received(self) -> None:
+        """Free received bytes that are not read. Call this when the connection is closed."""
+        self._decoder.discard()
 
     def _decode_event(self, serializer: int, header: bytes, body: Body) -> Event:
         # No request has a code of one digit, so a client skips the fast path for most responses.
@@ -280,7 +298,7 @@ class Connection:
         """Fail all pending calls and return them. Nothing can be sent afterwards."""
         self._is_closed = True
         # Others may hold a reference to this object for long; do not hold up to 16 MiB for them.
-        self._decoder.discard_partial()
+        self._decoder.discard()
         return self._fail_calls(
             list(self._calls.values()), "the connection closed before the response"
         )

@@ -60,9 +60,11 @@ class FrameDecoder(Generic[T]):
         build: Callable[[int, bytes, memoryview], T],
         *,
         frame_length_max: int = FRAME_LENGTH_MAX,
+        header_length_max: int = HEADER_LENGTH_MAX,
     ) -> None:
         self._build = build
         self._frame_length_max = frame_length_max
+        self._header_length_max = header_length_max
         self._failure: RemoteProtocolError | None = None
         self._partial = bytearray()  # the beginning of a frame that spans chunks
         self._chunk = b""
@@ -86,10 +88,16 @@ class FrameDecoder(Generic[T]):
             yield self._build(*joined)
         chunk, view, unpack, build = self._chunk, self._view, _PREFIX.unpack_from, self._build
         end, length_max = len(chunk), self._frame_length_max
+        header_length_max = self._header_length_max
         while end - (begin := self._position) >= 8:
             length, mark = unpack(chunk, begin)
             header_length = mark & HEADER_LENGTH_MAX
-            if length > length_max or header_length > length - 4 or mark > _MARK_MAX:
+            if (
+                length > length_max
+                or header_length > length - 4
+                or header_length > header_length_max
+                or mark > _MARK_MAX
+            ):
                 self._check(length, mark)
             frame_end = begin + 4 + length
             if frame_end > end:
@@ -112,9 +120,10 @@ class FrameDecoder(Generic[T]):
         self._release_chunk()
         raise failure
 
-    def discard_partial(self) -> None:
-        """Release the bytes of an incomplete frame. Call this when the stream has ended."""
+    def discard(self) -> None:
+        """Release all received bytes. Call this when the stream has ended."""
         self._partial = bytearray()
+        self._release_chunk()
 
     @property
     def partial_bytes(self) -> int:
@@ -172,6 +181,10 @@ class FrameDecoder(Generic[T]):
     def _check(self, length: int, mark: int) -> None:
         try:
             _check_prefix(length, mark, self._frame_length_max)
+            if (header_length := mark & HEADER_LENGTH_MAX) > self._header_length_max:
+                raise HeaderTooLong(
+                    f"the header has {header_length} bytes, the limit is {self._header_length_max}"
+                )
         except RemoteProtocolError as error:
             self.fail(error)
 

@@ -76,6 +76,20 @@ class Request(msgspec.Struct, Generic[H], frozen=True, gc=False):
     raw_header: bytes = b""
 
 
+def request_for_response(request: Request[Any], fields: H) -> Request[H]:
+    """Return a request from which only a response can be made, with other fields.
+
+    Keep this if a response is made after the turn. The request itself may have a body, a remark and
+    fields of many megabytes, and its body may be a view of a much longer buffer.
+    """
+    head = request.head
+    return Request(
+        RequestHead(code=head.code, opaque=head.opaque, flag=head.flag, fields=fields),
+        b"",
+        request.serializer,
+    )
+
+
 # --- the plain path ------------------------------------------------------------------------------
 
 

@@ -12,12 +12,13 @@ What always holds:
   - everything of a broker runs in one thread, its event loop; only flushes, checkpoints and the
     deletion of files run beside it
   - a response leaves only after its records are as durable as the flush mode promises
-  - memory is bounded: connections, unsent responses and incomplete requests have limits
+  - memory is bounded: everything that is kept for a client is counted, and the greedy are limited
   - if a background task fails, the process stops cleanly; it never continues without that task
 
 Modules in reading order:
   serve.py            start, wire the parts together, stop
-  remoting_server.py  a port and its connections, turns, idle connections
+  remoting_server.py  a port and its connections, turns, unsent responses
+  connection_limits.py  connections that use too much memory, or are idle
   tasks.py            group commit, flushes, checkpoints, expiry
   namesrv.py          the name server on its port, registration of brokers
   security.py         access control, TLS, reloading of their files

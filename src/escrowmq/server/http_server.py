@@ -8,6 +8,11 @@ aiohttp implements HTTP. The code here keeps scrapers from slowing the broker do
 requests and times are limited, a connection gets one response, and a page is rendered in slices of
 a millisecond, between which the broker works.
 
+A probe must get through whatever others do here, or an orchestrator kills a healthy broker. Health
+is answered at once; only pages of metrics take time, and there are fewer of them at once than
+connections. All other connections wait for their request, and when there are too many, the one that
+has waited longest is closed for a new one.
+
 Import this module only if an HTTP port is configured, because aiohttp costs start-up time and
 memory.
 """
@@ -31,7 +36,7 @@ from escrowmq.errors import EscrowError
 from escrowmq.metrics import CONTENT_TYPE
 from escrowmq.server.metrics import Health
 from escrowmq.server.remoting_server import bind
-from escrowmq.server.security import AccessControl
+from escrowmq.server.security import AccessControl, TlsDetector
 
 log = logging.getLogger(__name__)
 # aiohttp logs a traceback for some malformed requests. A port scan must not fill the log, and
@@ -45,11 +50,12 @@ MetricsPermission = Callable[[str, str, str], bool]  # access key, secret key, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    connections_max: int = 8
+    connections_max: int = 64
+    pages_max: int = 8  # of metrics, at once; the other connections are for health
     line_bytes_max: int = 8192  # of the request line, and of each header
     headers_max: int = 64
     request_timeout_s: float = 5.0  # from the connection to the end of the headers
-    response_timeout_s: float = 10.0  # until the client has read the whole response
+    response_timeout_s: float = 10.0  # from then on, until the client has read the whole response
     render_slice_s: float = 0.001  # then other tasks run
 
 
@@ -117,7 +123,8 @@ class MetricsServer:
         self._can_see_metrics = can_see_metrics
         self._before_render = before_render
         self._render_lock = asyncio.Lock()  # several pages at once would slow the broker down
-        self._request_timers: dict[object, asyncio.TimerHandle] = {}  # by connection
+        # Of the connections whose request is not complete, the oldest first.
+        self._request_timers: dict[web.RequestHandler, asyncio.TimerHandle] = {}
         application = web.Application(middlewares=[self._send_response])
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/health/live", self._live)
@@ -133,19 +140,29 @@ class MetricsServer:
             max_headers=limits.headers_max,
             shutdown_timeout=0,
         )
-        self._listener: asyncio.Server | None = None
+        self._pages = 0  # that are rendered or sent now
+        self._listener: asyncio.Server | TlsDetector | None = None
 
     async def listen(
         self, listening_socket: socket.socket, ssl_context: ssl.SSLContext | None = None
     ) -> None:
         await self._runner.setup()
         # Not a SockSite: its connections cannot be limited.
-        self._listener = await asyncio.get_running_loop().create_server(
+        if ssl_context is None:
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._new_connection, sock=listening_socket
+            )
+            return
+        # It limits the handshakes, which are not connections of aiohttp yet.
+        self._listener = TlsDetector(
             self._new_connection,
-            sock=listening_socket,
-            ssl=ssl_context,
-            ssl_handshake_timeout=self._limits.request_timeout_s if ssl_context else None,
+            lambda: ssl_context,
+            is_enforcing=True,
+            idle_max_s=self._limits.request_timeout_s,
+            has_capacity=lambda pending: True,
+            pending_max=self._limits.connections_max,
         )
+        self._listener.listen(listening_socket)
 
     async def close(self) -> None:
         if self._listener is not None:
@@ -159,13 +176,22 @@ class MetricsServer:
     def _new_connection(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None  # set by setup()
-        if len(server.connections) >= self._limits.connections_max:
+        if len(server.connections) >= self._limits.connections_max and not self._drop_oldest():
             return _RefusedConnection()
         connection = server()
         self._request_timers[connection] = asyncio.get_running_loop().call_later(
             self._limits.request_timeout_s, self._drop_slow_request, connection
         )
         return connection
+
+    def _drop_oldest(self) -> bool:
+        """Close the connection that has waited longest for its request; False if none waits."""
+        for connection, timer in self._request_timers.items():
+            if connection.transport is not None and not connection.transport.is_closing():
+                timer.cancel()
+                self._drop_slow_request(connection)
+                return True
+        return False
 
     def _drop_slow_request(self, connection: web.RequestHandler) -> None:
         """Close a connection whose request is not complete in time; aiohttp would wait for ever."""
@@ -183,18 +209,28 @@ class MetricsServer:
         timer = self._request_timers.pop(request.protocol, None)
         if timer is not None:
             timer.cancel()
-        response = await self._respond(request, handler)
-        response.force_close()
         transport = request.transport
-        if transport is None:
-            return response  # the client has gone
-        transport.set_write_buffer_limits(high=0)  # so that write_eof() waits for the last byte
+        response: web.StreamResponse = web.Response(status=503, text="busy, try again\n")
+        response.force_close()
+        is_page = request.path == "/metrics"
+        if is_page and self._pages >= self._limits.pages_max:
+            return response
+        self._pages += is_page
         try:
             async with asyncio.timeout(self._limits.response_timeout_s):
+                response = await self._respond(request, handler)
+                response.force_close()
+                if transport is None:
+                    return response  # the client has gone
+                # So that write_eof() waits for the last byte.
+                transport.set_write_buffer_limits(high=0)
                 await response.prepare(request)
                 await response.write_eof()
         except (TimeoutError, ConnectionError):
-            transport.abort()
+            if transport is not None:
+                transport.abort()
+        finally:
+            self._pages -= is_page
         return response
 
     async def _respond(

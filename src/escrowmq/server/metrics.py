@@ -16,9 +16,11 @@ from escrowmq.broker.metrics import (
     TransactionMetrics,
     response_code_name,
 )
+from escrowmq.client_memory import MemoryUse
 from escrowmq.clock import Clock
 from escrowmq.config import Config
 from escrowmq.metrics import Collector, Counter, Gauge, Histogram, Registry, Samples
+from escrowmq.server.connection_limits import MemoryWatermark
 from escrowmq.server.remoting_server import RemotingServer
 from escrowmq.server.security import AccessControl
 from escrowmq.server.tasks import GroupCommit, StoreMaintenance
@@ -50,6 +52,29 @@ DROPPED_PARTIAL: Final = Counter(
 )
 UNSENT_BYTES: Final = Gauge(
     "escrowmq_unsent_bytes", "Bytes of responses that clients have not read yet.", ("port",)
+)
+CLIENT_MEMORY: Final = Gauge(
+    "escrowmq_client_memory_bytes",
+    "Memory that clients make the server keep, by what it is kept for.",
+    ("use",),
+)
+CLIENT_MEMORY_LIMIT: Final = Gauge(
+    "escrowmq_client_memory_limit_bytes",
+    "Limit of escrowmq_client_memory_bytes. Above soft, the greediest connections get no more; "
+    "above hard, they are closed.",
+    ("limit",),
+)
+CLIENT_MEMORY_REFUSED: Final = Counter(
+    "escrowmq_client_memory_refused_total",
+    "Requests that were refused because of the memory that is kept for their connection.",
+)
+HELD_CONNECTIONS: Final = Gauge(
+    "escrowmq_held_connections",
+    "Connections that are not read from, because the server keeps too much for them.",
+)
+GREEDY_CONNECTIONS_CLOSED: Final = Counter(
+    "escrowmq_greedy_connections_closed_total",
+    "Connections that were closed because escrowClientMemoryMax was exceeded.",
 )
 UNREADABLE_REQUESTS: Final = Counter(
     "escrowmq_unreadable_requests_total",
@@ -99,9 +124,7 @@ BROKEN_FILES: Final = Gauge(
     "Files of accounts or certificates that changed and are invalid; the old content is used.",
 )
 PROCESSOR_SECONDS: Final = Counter("process_cpu_seconds_total", "Processor time of this process.")
-RESIDENT_MEMORY: Final = Gauge(
-    "process_resident_memory_bytes", "Memory of this process, including mapped pages of the log."
-)
+RESIDENT_MEMORY: Final = Gauge("process_resident_memory_bytes", "Memory of this process.")
 
 
 class Health:
@@ -168,6 +191,22 @@ def remoting_metrics(server: RemotingServer, port: str) -> Collector:
             for code, count in sorted(server.refused_requests.items())
         )
         yield TURN_SECONDS.value(server.turn_seconds, port)
+
+    return collect
+
+
+def client_memory_metrics(watermark: MemoryWatermark) -> Collector:
+    """Return the collector of the memory that clients make the server keep."""
+
+    def collect() -> Iterator[Samples]:
+        memory = watermark.memory
+        yield CLIENT_MEMORY.samples(((use.label,), memory.bytes_for(use)) for use in MemoryUse)
+        yield CLIENT_MEMORY_LIMIT.samples(
+            [(("soft",), memory.limits.soft_max), (("hard",), memory.limits.hard_max)]
+        )
+        yield CLIENT_MEMORY_REFUSED.value(memory.refused)
+        yield HELD_CONNECTIONS.value(watermark.held_count)
+        yield GREEDY_CONNECTIONS_CLOSED.value(watermark.closed_connections)
 
     return collect
 

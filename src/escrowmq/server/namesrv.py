@@ -36,11 +36,13 @@ from escrowmq.namesrv.registration import (
     registration_request,
     unregistration_request,
 )
+from escrowmq.namesrv.route_table import RouteTable
 from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.connection import SignFunction
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error
+from escrowmq.server.connection_limits import MemoryWatermark
 from escrowmq.server.live_config import LiveConfig
 from escrowmq.server.metrics import remoting_metrics
 from escrowmq.server.remoting_server import (
@@ -64,6 +66,7 @@ log = logging.getLogger(__name__)
 # --- the name server -----------------------------------------------------------------------------
 
 KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
+SWEEP_INTERVAL_S: Final = 1.0
 
 
 class KvConfigFile:
@@ -148,6 +151,7 @@ async def serve_name_server(
     registry: Registry,
     live_config: LiveConfig,
     failed: asyncio.Event,
+    watermark: MemoryWatermark,
 ) -> AsyncIterator[str]:
     """Run a name server on its port; yield its address. Set `failed` if it cannot go on."""
     config = live_config.config
@@ -156,7 +160,9 @@ async def serve_name_server(
     listening_socket = bind(host, config.namesrv.namesrv_port)
     port = bound_port(listening_socket)
     name_server = NameServer(
-        kv_config=kv_config_file.settings, config={"listenPort": f"{port}", "bindAddress": host}
+        routes=RouteTable(memory=watermark.memory),
+        kv_config=kv_config_file.settings,
+        config={"listenPort": f"{port}", "bindAddress": host},
     )
     clock = SteadyClock(clock)  # brokers must not expire when the wall clock jumps
     handler = _NameServerHandler(name_server, access, kv_config_file)
@@ -167,6 +173,7 @@ async def serve_name_server(
         tls=access.tls,
         requires_tls=config.security.requires_tls,
         keeps_headers=access.validator is not None,
+        watermark=watermark,
     )
     await server.listen(listening_socket)
     registry.add(remoting_metrics(server, "namesrv"))
@@ -174,12 +181,15 @@ async def serve_name_server(
     log.info("name server listens address=%s:%d", host, port)
 
     def expire() -> None:
-        server.sweep_connections()
         for connection in name_server.tick(now_ms=clock.now_ms()):
             connection.close()  # type: ignore[attr-defined]  # a ServerConnection
 
     scan_interval_s = config.namesrv.broker_scan_interval_s
-    async with background_tasks(failed, repeat("expiry of brokers", expire, scan_interval_s)):
+    async with background_tasks(
+        failed,
+        repeat("limits of connections", server.sweep_connections, SWEEP_INTERVAL_S),
+        repeat("expiry of brokers", expire, scan_interval_s),
+    ):
         yield f"{reachable_host(host)}:{port}"
     await server.close()
 

@@ -7,10 +7,13 @@ One iteration of the event loop is one turn. Every connection that has data hand
 at the end of the turn the sends of all of them are appended in one write, and each connection with
 responses is written to once. No other optimisation here gains as much.
 
-Memory is bounded. A connection that does not read its responses is not read from until it does, so
-it holds at most its write buffer and the responses to one chunk of requests. An incomplete request
-is dropped with its connection when it is older than the idle timeout, however steadily its bytes
-arrive; and when all incomplete requests together take too much memory, the oldest is dropped.
+Memory is bounded. A connection that does not read its responses is not read from, and the requests
+that it has sent already are not handled, until it does. Responses wait here and are handed to the
+transport in portions: what is in the transport cannot be counted exactly, least of all with TLS,
+which encrypts everything at once. An incomplete request is dropped with its connection when it is
+older than the idle timeout, however steadily its bytes arrive; and when all incomplete requests
+together take too much memory, the oldest is dropped. All of this is counted in `ClientMemory`,
+beside what the handler keeps for a connection, and `MemoryWatermark` limits the total.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, cast
 
+from escrowmq.client_memory import ClientMemory, MemoryUse
 from escrowmq.clock import Clock
 from escrowmq.config import NetworkConfig
 from escrowmq.errors import NotSent, RemoteProtocolError
@@ -46,11 +50,22 @@ from escrowmq.remoting.responses import (
     encode_response,
     encode_success,
 )
+from escrowmq.server.connection_limits import IdleTracker, MemoryWatermark, memory_limits
 from escrowmq.server.security import TlsContext, TlsDetector
 
 log = logging.getLogger(__name__)
 
 JOINED_WRITE_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than many pieces
+# So much is handed to the transport at once, and the transport asks for a pause when it could not
+# send so much.
+PORTION_BYTES = 256 * 1024
+TLS_PORTION_BYTES = 64 * 1024
+# Responses of one connection in one turn; then the others have a turn.
+TURN_RESPONSE_BYTES_MAX = 1024 * 1024
+# Of the connection's own objects. With TLS, the measured state of OpenSSL and the buffers of the
+# event loop: up to two portions on the way out, and what has arrived in between.
+CONNECTION_BYTES = 8 * 1024
+TLS_CONNECTION_BYTES = 160 * 1024
 
 
 class ServerConnection(asyncio.Protocol):
@@ -61,12 +76,19 @@ class ServerConnection(asyncio.Protocol):
         self._connection = server.new_connection()
         self._encode_send_response = server.send_response_encoder.encode
         self._transport: asyncio.Transport | None = None
-        self._outgoing: list[Body] = []
+        self._portion_bytes = PORTION_BYTES
+        self._outgoing: list[Body] = []  # responses of this turn
+        # Of the responses of this turn; those to sends, which are short, are not counted.
+        self.turn_response_bytes = 0
+        self._unsent: deque[Body] = deque()  # not handed to the transport yet
+        self._unsent_bytes = 0
         self._is_write_paused = False
         self._is_held = False
+        self._is_silent = True  # no complete request has arrived yet
         self._pending_calls: dict[Call, Callable[[Command | None, bytes], None]] = {}
         # The events of a chunk that are left for the next turn.
         self._remaining_events: Iterator[Event] | None = None
+        self._is_continue_scheduled = False
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # incomplete request: bytes received so far, and its number
         self.address = ""
@@ -79,15 +101,22 @@ class ServerConnection(asyncio.Protocol):
         address = transport.get_extra_info("peername") or ("0.0.0.0", 0)
         self.address = f"{address[0]}:{address[1]}"
         self.peer_host = encode_host(address[0].partition("%")[0], address[1])
-        self._transport.set_write_buffer_limits(high=self._server.connection_unsent_bytes_max())
-        if not self._server.admit(self):
+        has_tls = transport.get_extra_info("sslcontext") is not None
+        if has_tls:
+            self._portion_bytes = TLS_PORTION_BYTES
+        self._transport.set_write_buffer_limits(high=self._portion_bytes)
+        if self._server.admit(self):
+            own_bytes = TLS_CONNECTION_BYTES if has_tls else CONNECTION_BYTES
+            self._server.memory.add(self, MemoryUse.CONNECTIONS, own_bytes)
+        else:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         connection = self._connection
         try:
             connection.receive(data)
-            self._handle(connection.events())
+            events = connection.events()
+            self._handle(self._watch_first(events) if self._is_silent else events)
         except RemoteProtocolError as error:
             log.info("connection closed peer=%s: %s", self.address, error)
             self.close()
@@ -103,11 +132,35 @@ class ServerConnection(asyncio.Protocol):
             # Let the other connections have a turn first.
             self._remaining_events = events
             self._update_reading()
-            server.call_soon(self._continue)
+            waiting_bytes = self._connection.buffered_bytes
+            server.memory.set(self, MemoryUse.WAITING_REQUESTS, waiting_bytes)
+            self._schedule_continue()
+
+    def _watch_first(self, events: Iterator[Event]) -> Iterator[Event]:
+        """Yield the events, and note that the connection is not silent before the first."""
+        for event in events:
+            if self._is_silent:
+                self._is_silent = False
+                self._server.request_received(self)
+            yield event
+
+    def _schedule_continue(self) -> None:
+        """Handle the remaining events in the next turn, unless too many responses are unsent."""
+        if (
+            self._remaining_events is not None
+            and not self._is_continue_scheduled
+            and not self.is_congested
+        ):
+            self._is_continue_scheduled = True
+            self._server.call_soon(self._continue)
 
     def _continue(self) -> None:
+        self._is_continue_scheduled = False
+        if self._remaining_events is None or self.is_congested:
+            return
         events, self._remaining_events = self._remaining_events, None
-        if events is None or not self.is_open:
+        self._server.memory.set(self, MemoryUse.WAITING_REQUESTS, 0)
+        if not self.is_open:
             return
         try:
             self._handle(events)
@@ -121,12 +174,14 @@ class ServerConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
-        self._update_reading()
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
         self.last_active_s = self._server.elapsed_s()
+        self._send_unsent()
+        self._server.update_unsent(self)
         self._update_reading()
+        self._schedule_continue()
 
     def hold_reading(self, is_held: bool) -> None:
         """Stop or resume reading, depending on the memory that all connections together use."""
@@ -138,16 +193,24 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        should_read = not (
-            self._is_write_paused or self._is_held or self._remaining_events is not None
-        )
+        should_read = not (self._is_held or self._remaining_events is not None or self.is_congested)
         if should_read and not transport.is_reading():
             transport.resume_reading()
         elif not should_read and transport.is_reading():
             transport.pause_reading()
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many responses are unsent that no more may be added."""
+        if not self._is_write_paused:
+            return False
+        unsent_bytes = self.turn_response_bytes + self._unsent_bytes
+        return unsent_bytes >= self._server.connection_unsent_bytes_max()
+
     def unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        """Return how many bytes of responses are kept, here and in the transport."""
+        transport = self._transport
+        return self._unsent_bytes + (0 if transport is None else transport.get_write_buffer_size())
 
     @property
     def is_open(self) -> bool:
@@ -155,6 +218,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._discard()
         self._fail_calls(self._connection.close())
         self._server.connection_closed(self)
 
@@ -234,15 +298,26 @@ class ServerConnection(asyncio.Protocol):
             if not self._outgoing:
                 self._server.schedule_flush(self)
             self._outgoing.append(data)
+            self.turn_response_bytes += len(data)
 
     def write_pieces(self, pieces: Sequence[Body]) -> None:
         if pieces:
             if not self._outgoing:
                 self._server.schedule_flush(self)
             self._outgoing += pieces
+            self.turn_response_bytes += sum(map(len, pieces))
+
+    @property
+    def can_send(self) -> bool:
+        """Whether the client reads what it gets, so that requests can be sent to it."""
+        return (
+            self._transport is not None
+            and not self._is_write_paused
+            and self.turn_response_bytes < TURN_RESPONSE_BYTES_MAX
+        )
 
     def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
-        if self._transport is None or self._is_write_paused:
+        if not self.can_send:
             return False
         try:
             self.write(self._connection.send_oneway(code, fields, body))
@@ -259,7 +334,7 @@ class ServerConnection(asyncio.Protocol):
         *,
         timeout_s: float,
     ) -> bool:
-        if self._transport is None or self._is_write_paused:
+        if not self.can_send:
             return False
         deadline_s = self._server.elapsed_s() + timeout_s
         try:
@@ -287,86 +362,78 @@ class ServerConnection(asyncio.Protocol):
             if on_response is not None:
                 on_response(None, b"")
 
-    def flush(self) -> int:
-        """Write the responses to the socket. Return how many bytes it has not accepted yet."""
+    def flush(self) -> None:
+        """Hand the responses of this turn to the transport, as far as it takes them."""
         out, self._outgoing = self._outgoing, []
+        self.turn_response_bytes = 0
         transport = self._transport
         if transport is None or transport.is_closing():
-            return 0
-        if len(out) == 1:
+            return
+        size = sum(map(len, out))
+        if size > self._portion_bytes or self._is_write_paused or self._unsent:
+            self._unsent.extend(out)
+            self._unsent_bytes += size
+            self._send_unsent()
+        elif len(out) == 1:
             transport.write(out[0])
-        elif sum(map(len, out)) <= JOINED_WRITE_BYTES_MAX:
+        elif size <= JOINED_WRITE_BYTES_MAX:
             transport.write(b"".join(out))
-        elif out:
+        else:
             transport.writelines(out)
-        return transport.get_write_buffer_size()
+
+    def _send_unsent(self) -> None:
+        """Hand unsent responses to the transport in portions, until it asks for a pause."""
+        transport, unsent = self._transport, self._unsent
+        if transport is None or transport.is_closing():
+            return
+        while unsent and not self._is_write_paused:
+            portion: list[Body] = []
+            remaining = self._portion_bytes
+            while unsent and remaining > 0:
+                piece = unsent.popleft()
+                if len(piece) > remaining:
+                    view = memoryview(piece)
+                    unsent.appendleft(view[remaining:])
+                    piece = view[:remaining]
+                portion.append(piece)
+                remaining -= len(piece)
+            self._unsent_bytes -= self._portion_bytes - remaining
+            transport.writelines(portion)
 
     def close(self) -> None:
+        """Close the connection after the client has read its responses."""
         if self._transport is not None:
             self.flush()
+            if self._unsent and not self._transport.is_closing():
+                # The transport waits for what it has, as it would for the rest.
+                self._transport.writelines(self._unsent)
+                self._unsent.clear()
+                self._unsent_bytes = 0
             self._transport.close()
 
     def drop(self) -> None:
-        """Close the connection, without waiting for a peer that does not read."""
-        self.close()
-        if self._transport is not None and self.unsent_bytes():
+        """Close the connection at once, without waiting for a client that does not read."""
+        if self._transport is not None:
+            self.flush()
             self._transport.abort()
+            self._discard()
 
-
-# --- idle connections ----------------------------------------------------------------------------
-
-
-class HasLastActivity(Hashable, Protocol):
-    last_active_s: float  # when data was last received
-
-
-L = TypeVar("L", bound=HasLastActivity)
-
-
-class IdleTracker(Generic[L]):
-    """Find the connections that have been idle for too long.
-
-    A connection is filed under the second in which its idle time would be over if it stayed idle.
-    When that second has passed, it is either idle or filed again. So each connection is looked at
-    once per idle time, however many there are, and receiving data costs nothing here.
-    """
-
-    def __init__(self, idle_max_s: float, *, now_s: float) -> None:
-        self._idle_max_s = idle_max_s
-        self._checked_s = int(now_s)
-        self._due: dict[int, set[L]] = {}
-        self._due_by_connection: dict[L, int] = {}
-
-    def watch(self, connection: L) -> None:
-        due_s = max(int(connection.last_active_s + self._idle_max_s), self._checked_s) + 1
-        self._due.setdefault(due_s, set()).add(connection)
-        self._due_by_connection[connection] = due_s
-
-    def remove(self, connection: L) -> None:
-        due_s = self._due_by_connection.pop(connection, None)
-        if due_s is not None:
-            connections = self._due[due_s]
-            connections.discard(connection)
-            if not connections:
-                del self._due[due_s]
-
-    def find_idle(self, now_s: float) -> list[L]:
-        """Return the connections that have been idle for too long. They stay watched."""
-        due: list[L] = []
-        while self._checked_s < int(now_s):
-            self._checked_s += 1
-            due += self._due.get(self._checked_s, ())
-        for connection in due:
-            self.remove(connection)
-            self.watch(connection)
-        return [
-            connection for connection in due if now_s - connection.last_active_s > self._idle_max_s
-        ]
+    def _discard(self) -> None:
+        """Free the bytes of a connection that is closed. Others may refer to it for a while."""
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._outgoing.clear()
+        self._remaining_events = None
+        self._connection.discard_received()
 
 
 # --- the port ------------------------------------------------------------------------------------
 
 EVENTS_PER_TURN_MAX = 64  # of one connection
+PENDING_HANDSHAKES_MIN = 64
+# The longest field is a value of the name server's settings, 65,536 characters, each of which JSON
+# may write as six. Everything else that is long is in the body of a request.
+REQUEST_HEADER_BYTES_MAX = 512 * 1024
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -416,9 +483,12 @@ class RemotingServer:
         requires_tls: bool = False,
         keeps_headers: bool = False,
         send_response_encoder: SendResponseEncoder | None = None,
+        watermark: MemoryWatermark | None = None,
     ) -> None:
         """Without `tls`, TLS is not served. `keeps_headers` is for a handler that verifies
-        signatures. Pass the encoder of the broker's send responses if `handler` is a broker."""
+        signatures. Pass the encoder of the broker's send responses if `handler` is a broker.
+        `watermark` has the memory in which the handler counts what it keeps for connections; the
+        ports of a process share it."""
         self.send_response_encoder = send_response_encoder or SendResponseEncoder(
             store_host=bytes(8)
         )
@@ -434,9 +504,13 @@ class RemotingServer:
         self._is_turn_scheduled = False
         self.turn_start_ms, self.turn_start_s = clock.now_ms(), clock.elapsed_s()
         self._server: asyncio.Server | None = None
+        self.watermark = watermark or MemoryWatermark(ClientMemory(memory_limits(config)))
+        self.memory = self.watermark.memory
         self._unsent_bytes: dict[ServerConnection, int] = {}  # not yet accepted by the socket
-        # Connections that are not read from, because all together use too much memory.
+        self._total_unsent_bytes = 0
+        # Connections that are not read from, because responses of all of them are unsent.
         self._held_connections: set[ServerConnection] = set()
+        self._silent_connections: dict[ServerConnection, None] = {}  # the oldest first
         self._idle_tracker: IdleTracker[ServerConnection] = IdleTracker(
             config.idle_max_s, now_s=clock.elapsed_s()
         )
@@ -459,6 +533,7 @@ class RemotingServer:
                 is_enforcing=self._requires_tls,
                 idle_max_s=self._config.idle_max_s,
                 has_capacity=self._has_capacity,
+                pending_max=max(PENDING_HANDSHAKES_MIN, self._config.connections_max // 10),
             )
             self._tls_detector.listen(listening_socket)
             return
@@ -488,7 +563,7 @@ class RemotingServer:
         return 0 if self._tls_detector is None else self._tls_detector.refused
 
     def _has_capacity(self, pending: int) -> bool:
-        if len(self.connections) + pending < self._config.connections_max:
+        if len(self.connections) + pending < self._config.connections_max or self._close_silent():
             return True
         self.refused_connections += 1
         return False
@@ -496,11 +571,26 @@ class RemotingServer:
     # --- for its connections ---------------------------------------------------------------------
 
     def admit(self, connection: ServerConnection) -> bool:
-        if len(self.connections) >= self._config.connections_max:
+        if len(self.connections) >= self._config.connections_max and not self._close_silent():
             self.refused_connections += 1
             return False
         self.connections.add(connection)
+        self._silent_connections[connection] = None
         self._idle_tracker.watch(connection)
+        return True
+
+    def request_received(self, connection: ServerConnection) -> None:
+        """Note that a connection has sent its first request."""
+        self._silent_connections.pop(connection, None)
+
+    def _close_silent(self) -> bool:
+        """Close the oldest connection that has never sent a request; False if there is none."""
+        oldest = next(iter(self._silent_connections), None)
+        if oldest is None:
+            return False
+        log.info("connection closed peer=%s: it sent no request, others wait", oldest.address)
+        oldest.drop()
+        self.connection_closed(oldest)
         return True
 
     def handle_events(self, connection: ServerConnection, events: Iterator[Event]) -> bool:
@@ -518,7 +608,7 @@ class RemotingServer:
             elif type(event) is Response:
                 connection.response_received(event)
             remaining -= 1
-            if not remaining:
+            if not remaining or connection.turn_response_bytes >= TURN_RESPONSE_BYTES_MAX:
                 return False
         return True
 
@@ -526,19 +616,22 @@ class RemotingServer:
         self._loop.call_soon(step)
 
     def connection_closed(self, connection: ServerConnection) -> None:
-        self._unsent_bytes.pop(connection, None)
+        self._total_unsent_bytes -= self._unsent_bytes.pop(connection, 0)
         self._clear_partial(connection)
         if connection in self.connections:
             self.connections.discard(connection)
+            self._silent_connections.pop(connection, None)
             self._held_connections.discard(connection)
             self._calling.discard(connection)
             self._idle_tracker.remove(connection)
             self._handler.channel_closed(connection)
+        self.watermark.connection_closed(connection)
 
     def update_partial(self, connection: ServerConnection, before: tuple[int, int]) -> None:
         """Account for a chunk that ended inside a request, or completed one."""
         now_bytes, number = connection.partial
         self.partial_bytes += now_bytes - before[0]
+        self.memory.set(connection, MemoryUse.PARTIAL_REQUESTS, now_bytes)
         if not now_bytes or number != before[1]:
             self._partial_since_s.pop(connection, None)
         if now_bytes:
@@ -559,6 +652,25 @@ class RemotingServer:
         self._partial_since_s.pop(connection, None)
         self.partial_bytes -= connection.partial[0]
         connection.partial = 0, 0
+        self.memory.set(connection, MemoryUse.PARTIAL_REQUESTS, 0)
+
+    def update_unsent(self, connection: ServerConnection) -> None:
+        """Account for responses that were handed to the transport, or sent by it."""
+        unsent = connection.unsent_bytes()
+        before = self._unsent_bytes.get(connection, 0)
+        if unsent == before:
+            return
+        self._total_unsent_bytes += unsent - before
+        self.memory.set(connection, MemoryUse.UNSENT_RESPONSES, unsent)
+        if not unsent:
+            del self._unsent_bytes[connection]
+            return
+        self._unsent_bytes[connection] = unsent
+        unsent_max = self._config.in_flight_bytes_max
+        is_greedy = unsent * len(self._unsent_bytes) >= unsent_max  # more than an equal part of it
+        if self._total_unsent_bytes > unsent_max and is_greedy:
+            self._held_connections.add(connection)
+            connection.hold_reading(True)
 
     def schedule_flush(self, connection: ServerConnection) -> None:
         """Flush the connection at the end of the turn."""
@@ -581,12 +693,10 @@ class RemotingServer:
         was_scheduled = self._is_turn_scheduled
         self._is_turn_scheduled = False  # only now: end_turn() above wrote responses of this turn
         for connection in unflushed:
-            unsent = connection.flush()
-            if unsent:
-                self._unsent_bytes[connection] = unsent
-                if sum(self._unsent_bytes.values()) > self._config.in_flight_bytes_max:
-                    self._held_connections.add(connection)
-                    connection.hold_reading(True)
+            connection.flush()
+            self.update_unsent(connection)
+        if self.memory.is_above_soft:
+            self.watermark.enforce(self.turn_start_ms)
         if was_scheduled:
             self.turn_seconds.observe(self._clock.elapsed_s() - self.turn_start_s)
         if wants_more:
@@ -607,14 +717,14 @@ class RemotingServer:
             and (first := next(iter(self._partial_since_s.items())))[1] < began_before_s
         ):
             self._drop_partial(first[0], "the rest did not arrive in time")
-        self._unsent_bytes = {
-            connection: unsent
-            for connection in self._unsent_bytes
-            if (unsent := connection.unsent_bytes())
-        }
-        if sum(self._unsent_bytes.values()) <= self._config.in_flight_bytes_max:
+        for connection in list(self._unsent_bytes):
+            self.update_unsent(connection)
+        self.watermark.enforce(self._clock.now_ms())
+        self.watermark.release()
+        if self._total_unsent_bytes <= self._config.in_flight_bytes_max:
             while self._held_connections:
-                self._held_connections.pop().hold_reading(False)
+                connection = self._held_connections.pop()
+                connection.hold_reading(self.watermark.is_holding(connection))
         self._calling = {
             connection for connection in self._calling if connection.expire_calls(self.elapsed_s())
         }
@@ -622,18 +732,22 @@ class RemotingServer:
     def change_config(self, config: NetworkConfig) -> None:
         """Apply new limits. Open connections stay open, and the idle timeout does not change."""
         self._config = config
+        self.memory.limits = memory_limits(config)
 
     def add_calling(self, connection: ServerConnection) -> None:
         self._calling.add(connection)
 
     def unsent_bytes(self) -> int:
-        return sum(connection.unsent_bytes() for connection in self._unsent_bytes)
+        return self._total_unsent_bytes
 
     def elapsed_s(self) -> float:
         return self._clock.elapsed_s()
 
     def new_connection(self) -> Connection:
-        return Connection(keep_headers=self._keeps_headers)
+        return Connection(
+            header_length_max=REQUEST_HEADER_BYTES_MAX, keep_headers=self._keeps_headers
+        )
 
     def connection_unsent_bytes_max(self) -> int:
-        return self._config.connection_unsent_bytes_max
+        """Above this, requests of a connection wait until its client has read its responses."""
+        return self._config.connection_in_flight_bytes_max

@@ -257,6 +257,7 @@ def _certificate_error(error: OSError) -> InvalidAccessRules:
 
 HANDSHAKE_FIRST_BYTE: Final = 0x16
 HANDSHAKE_TIMEOUT_S: Final = 10.0
+SHUTDOWN_TIMEOUT_S: Final = 5.0  # a closed connection keeps its buffers until the client answers
 ACCEPT_BATCH_MAX: Final = 100
 ACCEPT_RETRY_S: Final = 0.2  # after an error such as too many open files
 
@@ -267,7 +268,8 @@ class TlsDetector:
     A TLS handshake begins with the byte 0x16. A plain connection begins with the length of a frame,
     whose first byte is 0 or 1. The first byte is peeked at, and the socket is then handed to the
     protocol, directly or through TLS. A client that sends nothing or stalls in the handshake is
-    disconnected after a timeout, and counts as a connection until then.
+    disconnected after a timeout, and counts as a connection until then. When `pending_max` clients
+    are that far, the oldest is disconnected for a new one: it is the most likely to stall.
 
     `get_context` is called for every connection, because certificates change. `has_capacity` is
     called with the number of connections that are still being detected.
@@ -281,6 +283,7 @@ class TlsDetector:
         is_enforcing: bool,
         idle_max_s: float,
         has_capacity: Callable[[int], bool],
+        pending_max: int,
     ) -> None:
         self._new_protocol = new_protocol
         self._get_context = get_context
@@ -288,9 +291,10 @@ class TlsDetector:
         # A plain client may stay silent for a while, but a TLS client begins with a handshake.
         self._idle_max_s = min(idle_max_s, HANDSHAKE_TIMEOUT_S) if is_enforcing else idle_max_s
         self._has_capacity = has_capacity
+        self._pending_max = pending_max
         self._loop = asyncio.get_running_loop()
         self._listening_socket: socket.socket | None = None
-        self._pending: set[asyncio.Task[None]] = set()
+        self._pending: dict[asyncio.Task[None], None] = {}  # the oldest first
         self.refused = 0  # failed handshakes, and plain connections where TLS is required
 
     def listen(self, listening_socket: socket.socket) -> None:
@@ -321,11 +325,22 @@ class TlsDetector:
             if not self._has_capacity(len(self._pending)):
                 accepted.close()
                 continue
+            if len(self._pending) >= self._pending_max:
+                self._disconnect_oldest()
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = self._loop.create_task(self._detect(accepted))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
+            self._pending[task] = None
+            task.add_done_callback(self._forget_pending)
+
+    def _disconnect_oldest(self) -> None:
+        task = next(iter(self._pending))
+        del self._pending[task]
+        self.refused += 1
+        task.cancel()
+
+    def _forget_pending(self, task: asyncio.Task[None]) -> None:
+        self._pending.pop(task, None)
 
     def _accept_again(self) -> None:
         if self._listening_socket is not None:
@@ -359,6 +374,7 @@ class TlsDetector:
                 accepted,
                 ssl=self._get_context(),
                 ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             )
         except OSError as error:  # ssl.SSLError is one; the loop has closed the socket
             self.refused += 1

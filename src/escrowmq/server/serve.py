@@ -30,6 +30,7 @@ import uvloop
 
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.statistics import BrokerCounters
+from escrowmq.client_memory import ClientMemory
 from escrowmq.clock import Clock, SteadyClock, SystemClock, local_day
 from escrowmq.config import Config, FlushMode, ResolvedConfig
 from escrowmq.errors import (
@@ -43,11 +44,13 @@ from escrowmq.errors import (
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.metrics import Registry
 from escrowmq.remoting.responses import SendResponseEncoder
+from escrowmq.server.connection_limits import MemoryWatermark, memory_limits
 from escrowmq.server.live_config import LiveConfig, RuntimeSettings, configure_logging
 from escrowmq.server.metrics import (
     Health,
     access_metrics,
     add_broker_metrics,
+    client_memory_metrics,
     new_registry,
     store_metrics,
 )
@@ -182,6 +185,9 @@ async def _serve(
     )
     registry, health = new_registry(config, role), Health()
     registry.add(access_metrics(access))
+    # One for the process: the ports share its memory.
+    watermark = MemoryWatermark(ClientMemory(memory_limits(config.network)))
+    registry.add(client_memory_metrics(watermark))
     async with contextlib.AsyncExitStack() as parts:
         await parts.enter_async_context(
             background_tasks(failed, *(watcher.run() for watcher in access.watchers))
@@ -193,7 +199,7 @@ async def _serve(
             await parts.enter_async_context(http)
         namesrv_address = own_namesrv
         if role in ("all", "namesrv"):
-            name_server = serve_name_server(clock, access, registry, live_config, failed)
+            name_server = serve_name_server(clock, access, registry, live_config, failed, watermark)
             namesrv_address = await parts.enter_async_context(name_server)
         if role in ("all", "broker"):
             own_addresses = [namesrv_address] if namesrv_address is not None else []
@@ -209,6 +215,7 @@ async def _serve(
                 live_config,
                 runtime_settings,
                 required,
+                watermark,
             )
             await parts.enter_async_context(broker)
         health.reason = None
@@ -263,6 +270,7 @@ async def _run_broker(
     live_config: LiveConfig,
     runtime_settings: RuntimeSettings,
     required_registrations: int,
+    watermark: MemoryWatermark,
 ) -> AsyncIterator[None]:
     config = live_config.config
     disk = RealDisk(config.store.root_dir)
@@ -292,9 +300,10 @@ async def _run_broker(
         access_validator=access.validator,
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
+        memory=watermark.memory,
         past_times=maintenance.past_times(),
     )
-    server = _new_server(config, clock, broker, access, store_host)
+    server = _new_server(config, clock, broker, access, store_host, watermark)
     _connect_parts(broker, server, live_config, runtime_settings)
     await server.listen(listening_socket)
     registrars += new_registrars(
@@ -320,8 +329,23 @@ async def _run_broker(
         failed.set()
 
 
+async def _wait_registered(registrars: list[Registrar], failed: asyncio.Event) -> None:
+    """Wait until all of them have registered the broker, or until something has failed."""
+    waits = [asyncio.create_task(registrar.registered.wait()) for registrar in registrars]
+    failure = asyncio.create_task(failed.wait())
+    for wait in waits:
+        await asyncio.wait([wait, failure], return_when=asyncio.FIRST_COMPLETED)
+    for task in (*waits, failure):
+        task.cancel()
+
+
 def _new_server(
-    config: Config, clock: Clock, broker: Broker, access: AccessControl, store_host: bytes
+    config: Config,
+    clock: Clock,
+    broker: Broker,
+    access: AccessControl,
+    store_host: bytes,
+    watermark: MemoryWatermark,
 ) -> RemotingServer:
     return RemotingServer(
         broker,
@@ -333,17 +357,8 @@ def _new_server(
         send_response_encoder=SendResponseEncoder(
             store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
         ),
+        watermark=watermark,
     )
-
-
-async def _wait_registered(registrars: list[Registrar], failed: asyncio.Event) -> None:
-    """Wait until all of them have registered the broker, or until something has failed."""
-    waits = [asyncio.create_task(registrar.registered.wait()) for registrar in registrars]
-    failure = asyncio.create_task(failed.wait())
-    for wait in waits:
-        await asyncio.wait([wait, failure], return_when=asyncio.FIRST_COMPLETED)
-    for task in (*waits, failure):
-        task.cancel()
 
 
 def _report_topics_changed(registrars: list[Registrar]) -> None:

@@ -31,13 +31,15 @@ from typing import Final
 
 import uvloop
 
+from escrowmq.client_memory import ClientMemory
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.config import Config, ResolvedConfig
 from escrowmq.errors import ConfigError, EscrowError, NotSent
 from escrowmq.metrics import Counter, Gauge, Registry, Samples
 from escrowmq.secret import Secret
+from escrowmq.server.connection_limits import MemoryWatermark, memory_limits
 from escrowmq.server.live_config import LiveConfig
-from escrowmq.server.metrics import Health, new_registry
+from escrowmq.server.metrics import Health, client_memory_metrics, new_registry
 from escrowmq.server.namesrv import serve_name_server
 from escrowmq.server.security import (
     AccessControl,
@@ -317,8 +319,10 @@ async def _supervise(
             await parts.enter_async_context(http)
         addresses, own_address = list(config.broker.namesrv_addresses), None
         if role == "all":
+            watermark = MemoryWatermark(ClientMemory(memory_limits(config.network)))
+            registry.add(client_memory_metrics(watermark))
             own_address = await parts.enter_async_context(
-                serve_name_server(clock, access, registry, live_config, failed)
+                serve_name_server(clock, access, registry, live_config, failed, watermark)
             )
             addresses.insert(0, own_address)
         child_arguments = [*_without_brokers_option(arguments)]

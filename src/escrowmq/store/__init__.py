@@ -23,6 +23,9 @@ What always holds:
   - a record is found by what the store knows, never by searching for bytes that look like one;
   - a durable queue entry or key never refers to a record that is not durable;
   - after a failed fsync nothing more is accepted until the next start;
+  - whatever is read from a file is checked: a flipped bit is found, reported, and repaired from the
+    log or from a copy; only a damaged record is lost, and only itself;
+  - no file is mapped into memory: a bad sector is an error of one read;
   - only disk.py calls the operating system, so tests run the store on disks that fail on command.
 
 Modules in reading order:
@@ -33,10 +36,14 @@ Modules in reading order:
     flush_marks.py    how far the log was durable
     commit_log.py     segments, batches of records, flushes (message/record.py: the record itself)
     consume_queue.py  queues, the table of all queues, deleted topics
+    queue_repair.py   compare queue entries with the log, and repair them
+    log_reads.py      records that were just appended, and checks of those read from the disk
     queue_reader.py   read a queue with a filter and limits
     key_index.py      index files and their redo file
+    index_checksums.py  checksums of index files
     columns.py        hash keys and pack entries, many at once
     checkpoint.py     what is durable, ours and RocketMQ's
+    damage.py         what was found to be damaged, for log, metric and doctor
     retention.py      remove old segments
     log_ages.py       how old the parts of the log are, whatever the clock shows
     disk.py           the only file calls

@@ -66,6 +66,7 @@ class Endpoint:
         self.owner = owner
         self.connection = Connection()
         self.is_open = True
+        self.can_send = True
         self.on_oneway: Callable[[int, Header], None] = lambda code, fields: None  # observes
         self._network = network
         self._send_response_encoder = SendResponseEncoder(store_host=encode_host(*SERVER_ADDRESS))

@@ -139,6 +139,8 @@ def test_a_thousand_connections_are_served_and_one_above_the_limit_is_refused(
         request_large_pulls(not_reading)
         client.max_offset("orders", 0)
         frame, middle = client.sent_frame, len(client.sent_frame) // 2
+        # It is known as a client: one that has never sent a request would be closed for a new one.
+        incomplete.max_offset("orders", 0)
         incomplete.socket.sendall(frame[:middle])
 
         producers = ProducerConnections(server, stack)

@@ -33,7 +33,7 @@ def heartbeat(
     fingerprint: int = 0,
     without_sub: bool = False,
     now_ms: int = 0,
-) -> HeartbeatResult:
+) -> HeartbeatResult[FakePeer]:
     return groups.heartbeat(
         "g",
         GroupClient(client_id=client_id, channel=FakePeer(channel or f"channel-{client_id}")),

@@ -43,20 +43,32 @@ def names(pulls: list[HeldPull[str]]) -> list[str]:
     return [pull.payload for pull in pulls]
 
 
+def wake(
+    polls: LongPolls[str],
+    topic: str,
+    queue_id: int,
+    max_offset: int,
+    new: list[tuple[int, bytes]] | None = None,
+) -> list[HeldPull[str]]:
+    """Return the pulls that new messages wake."""
+    polls.arrived(topic, queue_id, max_offset, new)
+    return polls.take_ready(1_000)
+
+
 def test_a_message_wakes_the_pulls_of_its_queue_in_order() -> None:
     polls = LongPolls[str](pulls_max=1000)
     for held in (pull("a"), pull("b"), pull("c", queue_id=1), pull("d", topic="stock")):
         assert polls.add(held)
-    assert names(polls.take_ready("orders", 0, 11)) == ["a", "b"]
-    assert polls.take_ready("orders", 0, 12) == []
+    assert names(wake(polls, "orders", 0, 11)) == ["a", "b"]
+    assert wake(polls, "orders", 0, 12) == []
     assert len(polls) == 2
 
 
 def test_a_pull_waits_for_its_offset() -> None:
     polls = LongPolls[str](pulls_max=1000)
     polls.add(pull(queue_offset=10))
-    assert polls.take_ready("orders", 0, 10) == []
-    assert names(polls.take_ready("orders", 0, 11)) == ["p"]
+    assert wake(polls, "orders", 0, 10) == []
+    assert names(wake(polls, "orders", 0, 11)) == ["p"]
 
 
 @pytest.mark.parametrize(
@@ -66,22 +78,22 @@ def test_a_pull_waits_for_its_offset() -> None:
 def test_a_filter_by_tags_must_match_an_arrival(codes: list[int] | None, is_woken: bool) -> None:
     polls = LongPolls[str](pulls_max=1000)
     polls.add(pull(message_filter=TAG_SEVEN))
-    woken = polls.take_ready("orders", 0, 10 + len(codes or [0]), arrivals(codes))
+    woken = wake(polls, "orders", 0, 10 + len(codes or [0]), arrivals(codes))
     assert bool(woken) is is_woken
 
 
 def test_a_filter_by_properties_must_match_an_arrival() -> None:
     polls = LongPolls[str](pulls_max=1000)
     polls.add(pull(message_filter=MessageFilter(matches_properties=b"yes".__eq__)))
-    assert polls.take_ready("orders", 0, 12, [(0, b"no"), (0, b"never")]) == []
-    assert names(polls.take_ready("orders", 0, 13, [(0, b"yes")])) == ["p"]
+    assert wake(polls, "orders", 0, 12, [(0, b"no"), (0, b"never")]) == []
+    assert names(wake(polls, "orders", 0, 13, [(0, b"yes")])) == ["p"]
 
 
 def test_messages_before_the_offset_of_a_pull_do_not_wake_it() -> None:
     polls = LongPolls[str](pulls_max=1000)
     polls.add(pull(queue_offset=10, message_filter=TAG_SEVEN))
-    assert polls.take_ready("orders", 0, 12, arrivals([7, 1, 1])) == []  # offsets 9, 10, 11
-    assert names(polls.take_ready("orders", 0, 13, arrivals([7]))) == ["p"]
+    assert wake(polls, "orders", 0, 12, arrivals([7, 1, 1])) == []  # offsets 9, 10, 11
+    assert names(wake(polls, "orders", 0, 13, arrivals([7]))) == ["p"]
 
 
 def test_has_pulls_says_whether_a_queue_has_held_pulls() -> None:
@@ -90,7 +102,7 @@ def test_has_pulls_says_whether_a_queue_has_held_pulls() -> None:
     polls.add(pull())
     assert polls.has_pulls("orders", 0)
     assert not polls.has_pulls("orders", 1)
-    polls.take_ready("orders", 0, 11)
+    wake(polls, "orders", 0, 11)
     assert not polls.has_pulls("orders", 0)
 
 
@@ -112,7 +124,7 @@ def test_a_pull_that_was_woken_does_not_expire() -> None:
     polls = LongPolls[str](pulls_max=1000)
     polls.add(pull("woken", due_ms=100))
     polls.add(pull("held", due_ms=300, queue_id=1))
-    polls.take_ready("orders", 0, 11)
+    wake(polls, "orders", 0, 11)
     assert polls.next_due_ms() == 300
     assert polls.expire(100) == []
     assert len(polls) == 1
@@ -125,7 +137,7 @@ def test_the_pulls_of_a_closed_channel_are_removed() -> None:
     polls.add(pull("c", channel="other"))
     assert names(polls.channel_closed(FakePeer("channel"))) == ["a", "b"]
     assert polls.channel_closed(FakePeer("channel")) == []
-    assert names(polls.take_ready("orders", 0, 11)) == ["c"]
+    assert names(wake(polls, "orders", 0, 11)) == ["c"]
     assert not polls.has_pulls("orders", 1)
 
 
@@ -162,7 +174,7 @@ def test_released_pulls_do_not_accumulate_in_memory() -> None:
     polls.add(pull("held", queue_id=1, due_ms=99_999))
     for number in range(10_000):
         polls.add(pull(str(number), queue_offset=number))
-        assert names(polls.take_ready("orders", 0, number + 1)) == [str(number)]
+        assert names(wake(polls, "orders", 0, number + 1)) == [str(number)]
     assert len(polls._heap) < 100  # private: no response shows the size of the heap
     assert polls.next_due_ms() == 99_999
 
@@ -174,7 +186,7 @@ def test_after_a_rebuild_of_the_heap_the_earliest_pull_comes_first() -> None:
     polls.add(pull("soon", queue_id=1, due_ms=200))
     for number in range(100):
         polls.add(pull(str(number), due_ms=1_000))
-    assert len(polls.take_ready("orders", 0, 11)) == 101  # most of the heap, so it is rebuilt
+    assert len(wake(polls, "orders", 0, 11)) == 101  # most of the heap, so it is rebuilt
     assert polls.next_due_ms() == 200
     assert names(polls.expire(200)) == ["soon"]
     assert names(polls.expire(900)) == ["late"]
@@ -184,7 +196,7 @@ def test_a_full_channel_accepts_a_pull_after_another_is_released() -> None:
     polls = LongPolls[str](pulls_max=2, per_channel_max=1)
     assert polls.add(pull("a"))
     assert not polls.add(pull("b", queue_id=1))
-    assert names(polls.take_ready("orders", 0, 11)) == ["a"]
+    assert names(wake(polls, "orders", 0, 11)) == ["a"]
     assert polls.add(pull("b", queue_id=1))
 
 
@@ -195,7 +207,7 @@ def test_the_tables_are_empty_when_all_pulls_are_released(release: str) -> None:
         polls.add(pull(queue_id=number % 2, channel=f"channel-{number}"))
     if release == "arrival":
         for queue_id in range(2):
-            polls.take_ready("orders", queue_id, 11)
+            wake(polls, "orders", queue_id, 11)
     elif release == "expiry":
         polls.expire(15_000)
     elif release == "closed channels":

@@ -157,18 +157,43 @@ async def test_a_client_that_leaves_in_the_middle_of_a_request_frees_its_connect
         assert (await bench.get("/metrics"))[0] == 200
 
 
-async def test_a_connection_above_the_limit_is_closed_at_once() -> None:
-    async with serving(connections_max=2) as bench:
-        held = [await bench.connect() for _ in range(2)]
+async def test_half_sent_requests_do_not_keep_a_probe_out() -> None:
+    async with serving(connections_max=4) as bench:
+        held = [await bench.connect() for _ in range(20)]
         for _, writer in held:
-            writer.write(b"GET")
-        assert (await bench.get("/metrics"))[0] == 0
-        held[0][1].write(b" /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert (await held[0][0].read()).endswith(b"ok\n")
-        for _, writer in held:
+            writer.write(b"GET /health/live HTTP/1.1\r\nHo")
+        for path in ("/health/live", "/health/ready", "/metrics"):
+            assert (await bench.get(path))[0] == 200, path
+        closed = held[:10]  # the oldest
+        for reader, writer in closed:
+            assert await read_all(reader) == b""
             writer.close()
-        while (await bench.get("/metrics"))[0] != 200:
-            pass  # the server has not noticed yet that they are closed
+        for _, writer in held[10:]:
+            writer.close()
+
+
+async def test_pages_that_are_not_read_do_not_keep_a_probe_out() -> None:
+    async with serving(response_timeout_s=60, connections_max=6, pages_max=2) as bench:
+        bench.registry.add(
+            lambda: [Gauge("b", "B.", ("x",)).samples((("y" * 1000,), n) for n in range(20_000))]
+        )
+        held = [await bench.connect() for _ in range(10)]
+        for _, writer in held:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(GET % b"/metrics")
+        while (await bench.get("/metrics"))[0] != 503:
+            pass  # the pages are not being sent yet
+        assert (await bench.get("/health/live"))[0] == 200
+        for _, writer in held:
+            writer.transport.abort()
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    """Read until the server closes the connection."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
 
 
 async def test_a_scraper_that_does_not_read_is_dropped() -> None:

@@ -10,12 +10,8 @@ import pytest
 
 from escrowmq.clock import ManualClock
 from escrowmq.config import NetworkConfig
-from escrowmq.server.remoting_server import (
-    IdleTracker,
-    RemotingServer,
-    bind,
-    bound_port,
-)
+from escrowmq.server.connection_limits import IdleTracker
+from escrowmq.server.remoting_server import RemotingServer, bind, bound_port
 from tests.support.silent_handler import SilentHandler
 from tests.support.waiting import wait_until_async
 

@@ -64,6 +64,7 @@ from escrowmq.remoting.headers import (
     ConsumerGroupHeader,
     GetConsumerRunningInfo,
     Header,
+    NoFields,
     ResetConsumerOffset,
 )
 from escrowmq.remoting.headers_admin import (
@@ -77,7 +78,7 @@ from escrowmq.remoting.headers_admin import (
     TopicGroupHeader,
     TopicHeader,
 )
-from escrowmq.remoting.requests import Request
+from escrowmq.remoting.requests import Request, request_for_response
 from escrowmq.store.store import MessageStore
 
 _SHOWN_LENGTH_MAX: Final = 100
@@ -566,15 +567,18 @@ class ConsumerRelay:
         body: bytes = b"",
     ) -> None:
         consumer = self._consumers.channel_of(group, client_id)
+        code, request = request.head.code, request_for_response(request, NoFields())
 
         def on_response(command: Command | None, body: bytes) -> None:
             if command is None:
-                remark = f"client {client_id} of group {group} did not respond in time"
+                remark = (
+                    f"client {_truncate(client_id)} of group {_truncate(group)} "
+                    "did not respond in time"
+                )
                 channel.respond(request, code=ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark)
             else:
                 channel.respond(request, code=command.code, remark=command.remark, body=body)
 
-        code = request.head.code
         if consumer is None or not cast(RequestChannel, consumer).call(
             code, fields, body, on_response, timeout_s=RELAY_TIMEOUT_S
         ):

@@ -162,6 +162,7 @@ class MetadataAdmin:
                 channel.respond(request)
 
     def _delete_topic(self, topic: str, now_ms: int) -> None:
+        before = self._offsets.snapshot()
         with saved_offsets(self._offsets, self._save_offsets):
             self._offsets.remove_topic(topic)
         config = self._topics.find(topic)
@@ -171,6 +172,7 @@ class MetadataAdmin:
                 self._topics.save()
             except StoreError:
                 self._topics.put(config, now_ms=now_ms)
+                self._offsets.restore(before)
                 raise
         self._store.remove_topic(topic)
 
@@ -225,6 +227,7 @@ class MetadataAdmin:
         name = fields.group_name
         if is_system_group(name) or is_closed_group(name):
             raise _invalid_parameter(f"{name} is a system group")
+        before = self._offsets.snapshot()
         if fields.clean_offset or fields.remove_offset:
             with saved_offsets(self._offsets, self._save_offsets):
                 self._offsets.remove_group(name)
@@ -235,6 +238,7 @@ class MetadataAdmin:
                 self._groups.save()
             except StoreError:
                 self._groups.put(config, now_ms=now_ms)
+                self._offsets.restore(before)
                 raise
         channel.respond(request)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from escrowmq.broker.closed_names import check_group_is_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, check_is_printable
+from escrowmq.client_memory import name_error
 from escrowmq.consume.members import (
     ConsumerGroups,
     ConsumerGroupSettings,
@@ -45,6 +46,8 @@ from escrowmq.remoting.headers import ConsumerGroupHeader, HeartbeatResponse, Un
 from escrowmq.remoting.requests import Request
 
 log = logging.getLogger(__name__)
+
+_SHOWN_LENGTH_MAX: Final = 100  # of a client's text that a log line repeats
 
 
 class ClientProcessor:
@@ -119,6 +122,8 @@ class ClientProcessor:
             without_sub=heartbeat.without_sub,
             now_ms=now_ms,
         )
+        if result.evicted is not None:
+            self._notify(result.evicted.group)
         if result.has_changed:
             self._notify(entry.group_name)
         return result.needs_subscriptions
@@ -158,12 +163,27 @@ class ClientProcessor:
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         batch = decode_body(LockBatch, request.body)
         check_group_is_open(batch.consumer_group)
-        queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
+        _check_length("clientId", batch.client_id)
+        self._groups.require(batch.consumer_group, now_ms=now_ms)
+        # Only queues that exist: a client could make up any number of others.
+        queues = [
+            (queue.topic, queue.queue_id)
+            for queue in batch.mq_set
+            if self._has_queue(queue.topic, queue.queue_id)
+        ]
         granted = set(
-            self._locks.lock(batch.consumer_group, batch.client_id, queues, now_ms=now_ms)
+            self._locks.lock(
+                batch.consumer_group, batch.client_id, queues, now_ms=now_ms, channel=channel
+            )
         )
         locked = [queue for queue in batch.mq_set if (queue.topic, queue.queue_id) in granted]
         channel.respond(request, body=encode_body(LockBatchResponse(locked=locked)))
+
+    def _has_queue(self, topic: str, queue_id: int) -> bool:
+        config = self._topics.find(topic)
+        return config is not None and 0 <= queue_id < max(
+            config.read_queue_nums, config.write_queue_nums
+        )
 
     def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         batch = decode_body(LockBatch, request.body)
@@ -198,16 +218,27 @@ class ClientProcessor:
 def _check_names(heartbeat: Heartbeat) -> None:
     """Raise RequestRefused if a client joins a group of the broker, or has an unprintable name.
 
-    Log lines and lists have these names, and none of them may look like two.
+    Log lines and lists have these names, and none of them may look like two. Also raise it if a
+    name is too long to be kept.
     """
     producers, consumers = heartbeat.producer_data_set, heartbeat.consumer_data_set
     groups = [entry.group_name for entry in producers]
     groups += [entry.group_name for entry in consumers]
     for group in groups:
+        _check_length("group", group)
         check_is_printable("group", group)
+    _check_length("clientID", heartbeat.client_id)
     check_is_printable("client id", heartbeat.client_id)
     for consumer in consumers:
         check_group_is_open(consumer.group_name)
+        _check_length("consumeType", str(consumer.consume_type))
+        _check_length("messageModel", str(consumer.message_model))
+        _check_length("consumeFromWhere", str(consumer.consume_from_where))
+
+
+def _check_length(field_name: str, name: str) -> None:
+    if error := name_error(field_name, name):
+        raise RequestRefused(ResponseCode.INVALID_PARAMETER, error)
 
 
 def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
@@ -223,5 +254,8 @@ def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
             # The other subscriptions of the heartbeat are valid. A pull of this topic will get the
             # error as its response.
             log.warning(
-                "subscription ignored group=%s topic=%s: %s", entry.group_name, item.topic, error
+                "subscription ignored group=%s topic=%s: %s",
+                entry.group_name,
+                item.topic[:_SHOWN_LENGTH_MAX],
+                error,
             )

@@ -4,6 +4,9 @@
                                                              --> nothing yet: hold
     messages_arrived(), expire() --> read once more --> respond, whatever the result
 
+A held pull keeps what its response needs, and nothing else of its request. Pulls are woken in
+slices, a part of them in each turn: one message may wake very many.
+
 `consume/pull.py` decides what a pull may read and how its result is named, and
 `consume/long_polling.py` keeps the held pulls.
 """
@@ -11,11 +14,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from escrowmq.broker.closed_names import check_offsets_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import BrokerCounters
+from escrowmq.client_memory import ClientMemory
 from escrowmq.config import ConsumeConfig
 from escrowmq.consume.long_polling import Arrival, HeldPull, LongPolls
 from escrowmq.consume.members import ConsumerGroups
@@ -23,6 +28,7 @@ from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.pull import (
     FLAG_COMMIT_OFFSET,
     FLAG_SUBSCRIPTION,
+    PULL_NOT_FOUND,
     SUCCESS,
     PullRefusal,
     bulk_read_limits,
@@ -40,8 +46,10 @@ from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
-from escrowmq.remoting.requests import Request
+from escrowmq.remoting.requests import Request, request_for_response
 from escrowmq.store.store import MessageStore
+
+WOKEN_PER_TURN_MAX: Final = 512  # held pulls that are compared with new messages, or expire
 
 _HeldRequest = tuple[Channel, Request[PullMessage]]
 
@@ -58,6 +66,7 @@ class PullProcessor:
         counters: BrokerCounters | None = None,
         *,
         broker_permission: int,
+        memory: ClientMemory | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -67,7 +76,9 @@ class PullProcessor:
         self.config = config
         self.broker_permission = broker_permission
         self._counters = BrokerCounters() if counters is None else counters
-        self._long_polls: LongPolls[_HeldRequest] = LongPolls(pulls_max=config.waiting_pulls_max)
+        self._long_polls: LongPolls[_HeldRequest] = LongPolls(
+            pulls_max=config.waiting_pulls_max, memory=memory
+        )
 
     def handlers(self) -> list[Handler]:
         return [
@@ -115,12 +126,21 @@ class PullProcessor:
                 arrivals.append((tags_code, record.properties))
         for (topic, queue_id), arrivals in arrivals_by_queue.items():
             end = self._store.max_offset(topic, queue_id)
-            for pull in self._long_polls.take_ready(topic, queue_id, end, arrivals):
-                self._read_held(pull, now_ms)
+            self._long_polls.arrived(topic, queue_id, end, arrivals)
+        self.wake_pulls(now_ms)
+
+    def wake_pulls(self, now_ms: int) -> bool:
+        """Respond to a slice of the held pulls that match new messages.
+
+        Return whether there are more; call this again in the next turn then.
+        """
+        for pull in self._long_polls.take_ready(WOKEN_PER_TURN_MAX):
+            self._read_held(pull, now_ms)
+        return self._long_polls.has_wakeups
 
     def expire(self, now_ms: int) -> None:
-        """Respond to the held pulls whose time is over."""
-        for pull in self._long_polls.expire(now_ms):
+        """Respond to the held pulls whose time is over; if they are many, to a part of them."""
+        for pull in self._long_polls.expire(now_ms, WOKEN_PER_TURN_MAX):
             self._read_held(pull, now_ms)
 
     def channel_closed(self, channel: Channel) -> None:
@@ -218,6 +238,9 @@ class PullProcessor:
         due_ms: int,
     ) -> bool:
         """Hold a pull. Return False if too many are held; it is then responded to at once."""
+        evicted = self._long_polls.make_room(channel)
+        if evicted is not None:
+            self._respond_not_found(*evicted.payload)
         fields = request.head.fields
         return self._long_polls.add(
             HeldPull(
@@ -226,14 +249,31 @@ class PullProcessor:
                 queue_offset=QueueOffset(fields.queue_offset),
                 due_ms=due_ms,
                 channel=channel,
-                payload=(channel, request),
+                payload=(channel, _request_to_keep(request)),
                 message_filter=message_filter,
             )
         )
 
     def _read_held(self, pull: HeldPull[_HeldRequest], now_ms: int) -> None:
         channel, request = pull.payload
-        self._read(channel, request, pull.message_filter, now_ms, is_first_read=False)
+        if channel.can_send:
+            self._read(channel, request, pull.message_filter, now_ms, is_first_read=False)
+        else:
+            # The client does not read. It can pull again when it has read this.
+            self._respond_not_found(channel, request)
+
+    def _respond_not_found(self, channel: Channel, request: Request[PullMessage]) -> None:
+        """Respond without messages, as if the time of the pull were over."""
+        fields = request.head.fields
+        self._counters.refused[request.head.code, PULL_NOT_FOUND] += 1
+        channel.respond_pull(
+            request,
+            next_offset=fields.queue_offset,
+            min_offset=self._store.min_offset(fields.topic, fields.queue_id),
+            max_offset=self._store.max_offset(fields.topic, fields.queue_id),
+            code=PULL_NOT_FOUND,
+            remark="OFFSET_OVERFLOW_ONE",
+        )
 
     def _refuse(
         self, channel: Channel, request: Request[PullMessage], refusal: PullRefusal
@@ -262,3 +302,21 @@ class PullProcessor:
             code=ResponseCode.PULL_OFFSET_MOVED,
             remark="OFFSET_RESET",
         )
+
+
+def _request_to_keep(request: Request[PullMessage]) -> Request[PullMessage]:
+    """Return a request with what the response to a held pull needs, and nothing that is long."""
+    fields = request.head.fields
+    return request_for_response(
+        request,
+        PullMessage(
+            consumer_group=fields.consumer_group,
+            topic=fields.topic,
+            queue_id=fields.queue_id,
+            queue_offset=fields.queue_offset,
+            max_msg_nums=fields.max_msg_nums,
+            sys_flag=fields.sys_flag,
+            max_msg_bytes=fields.max_msg_bytes,
+            bulk=fields.bulk,
+        ),
+    )

@@ -17,7 +17,13 @@ from typing import Final
 
 import msgspec
 
-from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermissions
+from escrowmq.broker.dispatch import (
+    FRAME_BODY_BYTES_MAX,
+    Channel,
+    ErrorCodes,
+    Handler,
+    RequestPermissions,
+)
 from escrowmq.broker.metadata import TopicTable, check_topic_name
 from escrowmq.broker.turn import Turn
 from escrowmq.config import BrokerConfig
@@ -115,7 +121,14 @@ class SendProcessor:
             RequestCode.SEND_BATCH_MESSAGE,
         )
         return [
-            Handler(code, self.send, RequestPermissions.send, SEND_ERRORS, is_flow_controlled=True)
+            Handler(
+                code,
+                self.send,
+                RequestPermissions.send,
+                SEND_ERRORS,
+                is_flow_controlled=True,
+                body_bytes_max=FRAME_BODY_BYTES_MAX,
+            )
             for code in codes
         ]
 

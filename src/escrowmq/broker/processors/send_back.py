@@ -23,7 +23,13 @@ from typing import Final, cast
 import msgspec
 
 from escrowmq.broker.closed_names import check_group_is_open, check_records_are_open
-from escrowmq.broker.dispatch import Channel, Handler, RequestChannel, RequestPermissions
+from escrowmq.broker.dispatch import (
+    FRAME_BODY_BYTES_MAX,
+    Channel,
+    Handler,
+    RequestChannel,
+    RequestPermissions,
+)
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.send import SEND_ERRORS, SendProcessor
 from escrowmq.broker.statistics import NORMAL, BrokerCounters
@@ -54,11 +60,12 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import (
     ConsumerSendMessageBack,
+    NoFields,
     PushReplyMessage,
     SendMessage,
     SendMessageResponse,
 )
-from escrowmq.remoting.requests import Request
+from escrowmq.remoting.requests import Request, request_for_response
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
@@ -251,6 +258,7 @@ class ReplyProcessor:
                 RequestPermissions.reply,
                 SEND_ERRORS,
                 is_flow_controlled=True,
+                body_bytes_max=FRAME_BODY_BYTES_MAX,
             )
             for code in (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
         ]
@@ -258,8 +266,8 @@ class ReplyProcessor:
     def send_reply(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         """Store a reply and push it to the requester; respond when the requester has responded."""
         record = self._send_processor.make_record(channel, request, now_ms)
-        # Without the body: the reply may wait for the requester, and its bytes need not.
-        reply = _PushedReply(channel, msgspec.structs.replace(request, body=b""), record.queue_id)
+        # Without what is long: the reply may wait for the requester, and its bytes need not.
+        reply = _PushedReply(channel, request_for_response(request, NoFields()), record.queue_id)
         if self._stores_replies:
             # Stored so that operators can find it, also if it cannot be pushed.
             def on_stored(results: Sequence[AppendResult]) -> None:
@@ -267,10 +275,10 @@ class ReplyProcessor:
                 self._counters.record_message(record.topic, NORMAL, results[0].size)
 
             self._turn.add_records([record], on_stored=on_stored)
-        self._push(reply, bytes(request.body), now_ms)
+        self._push(reply, request, now_ms)
 
-    def _push(self, reply: _PushedReply, body: bytes, now_ms: int) -> None:
-        fields, store_ms = reply.request.head.fields, self._wall_ms(now_ms)
+    def _push(self, reply: _PushedReply, request: Request[SendMessage], now_ms: int) -> None:
+        fields, store_ms = request.head.fields, self._wall_ms(now_ms)
         client_id = decode_properties(fields.properties.encode()).get(REPLY_TO)
         if client_id is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the reply has no property {REPLY_TO}")
@@ -298,7 +306,7 @@ class ReplyProcessor:
         if requester is None or not cast(RequestChannel, requester).call(
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
             header,
-            body,
+            request.body,
             reply.on_response,
             timeout_s=PUSH_TIMEOUT_S,
         ):
@@ -313,7 +321,7 @@ class _PushedReply:
     """A reply that was pushed. Its sender waits for the response of the requester."""
 
     channel: Channel
-    request: Request[SendMessage]
+    request: Request[NoFields]
     queue_id: int
     stored: AppendResult | None = None
 

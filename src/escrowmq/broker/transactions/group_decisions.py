@@ -20,7 +20,13 @@ from typing import Any
 
 import msgspec
 
-from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
+from escrowmq.broker.dispatch import (
+    FRAME_BODY_BYTES_MAX,
+    Channel,
+    Handler,
+    RequestPermissions,
+    respond_error,
+)
 from escrowmq.broker.transactions.end import END_ERRORS, EndProcessor
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import EscrowError, RequestRefused
@@ -45,10 +51,11 @@ from escrowmq.remoting.headers import (
     DecideBatch,
     EndTransactions,
     EndTransactionsResponse,
+    NoFields,
     RegisterWriter,
     WriterHeader,
 )
-from escrowmq.remoting.requests import Request
+from escrowmq.remoting.requests import Request, request_for_response
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.store import MessageStore
 
@@ -80,9 +87,16 @@ class GroupDecisions:
                 self.end_transactions,
                 RequestPermissions.end_many,
                 END_ERRORS,
+                body_bytes_max=FRAME_BODY_BYTES_MAX,
             ),
             Handler(code.REGISTER_WRITER, self.register_writer, writer, END_ERRORS),
-            Handler(code.DECIDE_BATCH, self.decide_batch, writer, END_ERRORS),
+            Handler(
+                code.DECIDE_BATCH,
+                self.decide_batch,
+                writer,
+                END_ERRORS,
+                body_bytes_max=FRAME_BODY_BYTES_MAX,
+            ),
             Handler(code.QUERY_WRITER, self.query_writer, writer),
         ]
 
@@ -158,6 +172,7 @@ class GroupDecisions:
     def query_writer(self, channel: Channel, request: Request[WriterHeader], now_ms: int) -> None:
         name = request.head.fields.writer
         state = WriterState(writer=name)
+        request_to_keep = request_for_response(request, NoFields())
 
         # A client acts on the decision that it reads, so the response must be durable. Read the
         # state when this turn is stored, not when it is flushed: by then another turn, which is
@@ -168,7 +183,7 @@ class GroupDecisions:
 
         self._turn.add_records(
             [],
-            lambda code, _: _respond_writer(channel, request, code, state),
+            lambda code, _: _respond_writer(channel, request_to_keep, code, state),
             on_stored=on_stored,
         )
 
@@ -184,6 +199,7 @@ class GroupDecisions:
         if isinstance(result, InProgress):
             self._retry_after_turn(handler, channel, request, now_ms)
             return
+        request = request_for_response(request, NoFields())
         # Respond with the state that this request has caused. A later request may have changed it
         # again before this one is durable.
         writer: Writer | DecisionRecord | None

@@ -40,6 +40,8 @@ from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import AppendResult
 
 _FIXED_RECORD_BYTES: Final = 512  # more than all of a record except body and properties
+_SHORT_GROUP_LENGTH: Final = 63  # within the limit, however it is encoded
+_STORED_RECORD: Final = NewRecord(names.HALF_TOPIC, 0, b"", b"")  # of a half that is in the log
 
 
 class HalfProcessor:
@@ -78,7 +80,7 @@ class HalfProcessor:
         properties = parse_half(half_record)
         assert properties is not None, "make_half() writes the topic and the queue"
         check_half_names(properties.group, properties.key)
-        check_half_limits(properties.key, len(half_record.properties))
+        check_half_limits(properties.key, properties.group, len(half_record.properties))
         half = self.coordinator.new_half(
             properties.topic,
             properties.queue_id,
@@ -108,8 +110,9 @@ class HalfProcessor:
         )
         if not (key.isalnum() and group.isprintable()):
             check_half_names(group, key)
-        if len(key) > UNIQUE_KEY_BYTES_MAX:  # the properties are short, so the key is all to check
-            check_half_limits(key, len(properties))
+        # The properties are short, so only the names have to be checked.
+        if len(key) > UNIQUE_KEY_BYTES_MAX or len(group) > _SHORT_GROUP_LENGTH:
+            check_half_limits(key, group, len(properties))
         body = request.body
         cached_properties = None
         if len(body) <= CACHED_BODY_BYTES_MAX:
@@ -165,6 +168,10 @@ class PendingHalf(msgspec.Struct, gc=False):
         result, processor, half = results[self.first_index], self.processor, self.half
         processor.coordinator.parked(half, result, self.record, self.final_properties)
         processor.counters.record_message(half.topic, TRANSACTION, result.size)
+        # The body is in the log. The response may wait for a flush, and needs neither of these.
+        request = self.request
+        self.request = Request(request.head, b"", request.serializer)
+        self.record = _STORED_RECORD
 
     def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
         if results:

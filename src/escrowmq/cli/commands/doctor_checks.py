@@ -435,12 +435,13 @@ def _check_runtime(connection: SyncConnection, subject: str, clock: Clock) -> It
     used_ratio = disk_used_ratio(runtime)
     if used_ratio is not None and used_ratio >= _DISK_WARNING_RATIO:
         yield warning(subject, f"its disk is {used_ratio:.0%} full", _DISK_REMEDY)
-    damaged_places = int(runtime.get("escrowDamageFound") or 0)
-    if damaged_places:
+    damage_count = int(runtime.get("escrowDamageFound") or 0)
+    if damage_count:
         yield problem(
             subject,
-            f"it has found damage in {_count_text(damaged_places, 'place')} of its files",
-            "its log says what is lost and what was repaired (`damage found`); replace the disk",
+            f"it has found damage in its files {_count_text(damage_count, 'time')} since its start",
+            'look for "damage found" in its log: it says where, and whether something is lost; '
+            "check the disk, see docs/operating.md",
         )
     yield from _check_delayed_messages(runtime, subject)
     yield _check_clock(runtime, seconds, now_ms, subject)

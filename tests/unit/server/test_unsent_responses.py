@@ -1,0 +1,113 @@
+"""Clients that do not read their responses: how much is kept for them, and what they get later."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from escrowmq.clock import ManualClock
+from escrowmq.config import NetworkConfig
+from escrowmq.remoting.requests import Request
+from escrowmq.server.remoting_server import (
+    TURN_RESPONSE_BYTES_MAX,
+    RemotingServer,
+    ServerConnection,
+    bind,
+    bound_port,
+)
+from tests.support.waiting import wait_until_async
+
+MIB = 1 << 20
+REQUESTS = 1_000
+BODY = b"x" * 100_000
+_HEADER = b'{"code":105,"opaque":%d,"flag":0,"version":401,"extFields":{"topic":"t"}}'
+
+
+def frame(number: int) -> bytes:
+    header = _HEADER % number
+    return (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+
+
+class GenerousHandler:
+    """Responds to every request with 100,000 bytes."""
+
+    def __init__(self) -> None:
+        self.handled = 0
+
+    def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None:
+        self.handled += 1
+        connection.respond(request, body=BODY)
+
+    def end_turn(self, now_ms: int) -> bool:
+        return False
+
+    def channel_closed(self, connection: ServerConnection) -> None: ...
+
+
+async def settled(server: RemotingServer) -> int:
+    """Wait until the server handles no more requests, and return how many bytes are unsent."""
+    before = -1
+    while server.unsent_bytes() != before or before == 0:
+        before = server.unsent_bytes()
+        for _ in range(50):  # turns of the loop
+            await asyncio.sleep(0.001)
+    return before
+
+
+@pytest.mark.parametrize("limit_mib", [16, 40])
+async def test_responses_are_kept_up_to_the_limit_of_the_connection(limit_mib: int) -> None:
+    handler = GenerousHandler()
+    config = NetworkConfig(connection_in_flight_bytes_max=limit_mib * MIB)
+    server = RemotingServer(handler, ManualClock(), config)
+    listening_socket = bind("127.0.0.1", 0)
+    await server.listen(listening_socket)
+    peer = socket.create_connection(("127.0.0.1", bound_port(listening_socket)))
+    peer.setblocking(False)
+    try:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(peer, b"".join(map(frame, range(REQUESTS))))
+        unsent = await settled(server)
+        assert limit_mib * MIB <= unsent <= limit_mib * MIB + 2 * TURN_RESPONSE_BYTES_MAX
+        assert handler.handled < REQUESTS
+        assert server.memory.total >= unsent
+        # The client reads at last: it gets every response, in order.
+        data = bytearray()
+        for number in range(REQUESTS):
+            while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+                data += await loop.sock_recv(peer, 1 << 20)
+            size = 4 + int.from_bytes(data[:4], "big")
+            assert b'"opaque":%d,' % number in data[:size]
+            assert data[:size].endswith(BODY)
+            del data[:size]
+        await wait_until_async(lambda: server.unsent_bytes() == 0)
+    finally:
+        peer.close()
+        await server.close()
+
+
+async def test_above_the_soft_limit_a_greedy_connection_is_held_and_a_small_one_served() -> None:
+    handler = GenerousHandler()
+    config = NetworkConfig(client_memory_max=20 * MIB)
+    server = RemotingServer(handler, ManualClock(), config)
+    listening_socket = bind("127.0.0.1", 0)
+    await server.listen(listening_socket)
+    address = "127.0.0.1", bound_port(listening_socket)
+    greedy, honest = socket.create_connection(address), socket.create_connection(address)
+    for peer in (greedy, honest):
+        peer.setblocking(False)
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.sock_sendall(greedy, b"".join(map(frame, range(REQUESTS))))
+        await wait_until_async(lambda: server.watermark.held_count > 0)
+        await loop.sock_sendall(honest, frame(7))
+        data = b""
+        while len(data) < len(BODY):
+            data += await loop.sock_recv(honest, 1 << 20)
+        assert server.memory.total <= 20 * MIB + 2 * TURN_RESPONSE_BYTES_MAX
+    finally:
+        greedy.close()
+        honest.close()
+        await server.close()
