@@ -14,6 +14,7 @@ from escrowmq.message.keys import has_queue_entry
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.disk import RealDisk
+from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.store import MessageStore
 from tests.support.stores import NOW_MS, TINY, assert_clean, fill, locate, open_store, sample
 
@@ -42,6 +43,11 @@ def detached_copy(record: StoredRecord) -> StoredRecord:
     """Return a copy whose body is not a view of the log, so that it survives the store."""
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
     return StoredRecord(**{**fields, "body": bytes(record.body)})
+
+
+def lose_marks(root: Path) -> None:
+    """Remove the flush marks, as a power cut may do: only the checkpoint says what was durable."""
+    (root / MARKS_PATH).unlink()
 
 
 def overwrite(root: Path, log_offset: int, data: bytes) -> None:

@@ -18,13 +18,15 @@ from escrowmq.store.store import MessageStore
 HOST = encode_host("127.0.0.1", 10911)
 NOW_MS = 1_700_000_000_000
 
-# About ten records per log file, five entries per queue file, twenty keys per index file.
+# About ten records per log file, five entries per queue file, twenty keys per index file. Records
+# have no record CRC, so that tests can damage fields that nothing else covers.
 TINY = StoreConfig(
     segment_bytes=4096,
     queue_file_bytes=100,
     index_slots=7,
     index_entries=20,
     message_bytes_max=2048,
+    sealed=False,
 )
 
 

@@ -116,6 +116,13 @@ LOG_CHECKPOINTED: Final = Gauge(
     "Log offset up to which queues and index are in their files, where a start after a crash "
     "begins to read.",
 )
+LOG_DAMAGED_RANGES: Final = Gauge(
+    "escrowmq_log_damaged_ranges",
+    "Ranges of the log whose messages were durable and that the last start found damaged.",
+)
+LOG_DAMAGED_BYTES: Final = Gauge(
+    "escrowmq_log_damaged_bytes", "Bytes of the log that the last start found damaged."
+)
 STORE_WRITABLE: Final = Gauge(
     "escrowmq_store_writable",
     "1 if the store accepts messages, 0 if the disk is nearly full or has failed.",
@@ -342,6 +349,8 @@ class BrokerMetrics:
         yield LOG_END.value(store.end)
         yield LOG_FLUSHED.value(store.flushed_offset)
         yield LOG_CHECKPOINTED.value(store.checkpointed_offset)
+        yield LOG_DAMAGED_RANGES.value(len(store.recovery.damage))
+        yield LOG_DAMAGED_BYTES.value(sum(damage.size for damage in store.recovery.damage))
         yield STORE_WRITABLE.value(int(store.is_writable))
         yield DAMAGE_FOUND.samples(
             [

@@ -294,8 +294,8 @@ class StoreConfig(_SettingsGroup):
         "Maximum size of a message body.", live=True,
     )
     sealed: bool = setting(
-        False, Boolean(), "enabledAppendPropCRC", "",
-        "Add a CRC over the whole record to every stored message.",
+        True, Boolean(), "enabledAppendPropCRC", "",
+        "Add a CRC over the whole record to every stored message, 20 bytes.",
     )
     reserved_hours: int = setting(
         72, WholeNumber(1), "fileReservedTime", "hours",

@@ -9,8 +9,10 @@ There are two layouts, told apart by the magic: V1 has one byte for the length o
 127), V2 has two. A log segment ends with a blank record: the number of remaining bytes (4) and a
 magic of its own (4).
 
-The body CRC covers the body alone. With the record CRC (RocketMQ's enabledAppendPropCRC), the
-properties end with `__CRC32#` and ten digits, a CRC of everything before them.
+The body CRC covers the body alone. With the record CRC (RocketMQ's enabledAppendPropCRC, on by
+default), the properties end with `__CRC32#` and ten digits, a CRC of everything before them. It
+belongs to the record and not to the message: it is removed when a record is read, and whatever a
+sender put in its place is removed when a record is written.
 
 The bits of the sysFlag:
 
@@ -25,6 +27,7 @@ The bits of the sysFlag:
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NewType
 
@@ -96,12 +99,13 @@ TOPIC_BYTES_MAX: Final = 255
 PROPERTIES_BYTES_MAX: Final = 32_767
 RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, no body, no properties
 
-_CRC_PROPERTY_NAME: Final = RECORD_CRC.encode() + b"\x01"
-_CRC_PROPERTY_BYTES: Final = len(_CRC_PROPERTY_NAME) + 10 + 1
-CRC_PROPERTY_BYTES_MAX: Final = _CRC_PROPERTY_BYTES + 1  # with a separator before it, if needed
+CRC_PROPERTY_NAME: Final = RECORD_CRC.encode() + b"\x01"
+CRC_PROPERTY_BYTES: Final = len(CRC_PROPERTY_NAME) + 10 + 1
+CRC_PROPERTY_BYTES_MAX: Final = CRC_PROPERTY_BYTES + 1  # with a separator before it, if needed
 _PROPERTIES_LENGTH = struct.Struct(">h")
 pack_properties_length = _PROPERTIES_LENGTH.pack
 _TOPIC_LENGTH_V2 = struct.Struct(">h")
+_ITEM_END: Final = 2  # ends a property
 
 
 def _head(born_bytes: int, store_bytes: int) -> struct.Struct:
@@ -161,7 +165,10 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record that was read and checked. `body` is a slice of the data it was read from."""
+    """A record that was read and checked. `body` is a slice of the data it was read from.
+
+    `properties` are without the record CRC.
+    """
 
     # In the order of the layout, so that the unpacked values can be passed on as they are.
     size: int
@@ -249,16 +256,20 @@ def encode_record_pieces(
     magic, topic = encode_topic(record.topic)
     body, properties, sys_flag = record.body, record.properties, record.sys_flag & ~_HOST_BITS
     born_host, body_bytes = record.born_host, len(body)
+    if CRC_PROPERTY_NAME in properties:
+        properties = without_crc_property(properties)
+    properties_bytes = len(properties)
     if append_crc:
-        separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
-        properties = b"".join((properties, separator, b"\0" * _CRC_PROPERTY_BYTES))
+        if properties and properties[-1] != _ITEM_END:
+            properties += b"\x02"
+        properties_bytes = len(properties) + CRC_PROPERTY_BYTES
     head, head_bytes = HEAD_V4, _HEAD_V4_BYTES
     if len(born_host) + len(store_host) != 16:
         sys_flag |= BORN_HOST_IPV6 if len(born_host) == 20 else 0
         sys_flag |= STORE_HOST_IPV6 if len(store_host) == 20 else 0
         head = _HEADS[sys_flag & _HOST_BITS]
         head_bytes = head.size
-    size = head_bytes + body_bytes + len(topic) + 2 + len(properties)
+    size = head_bytes + body_bytes + len(topic) + 2 + properties_bytes
     packed = head.pack(
         size,
         magic,
@@ -276,17 +287,51 @@ def encode_record_pieces(
         record.prepared_offset,
         body_bytes,
     )
-    pieces = (packed, body, topic, pack_properties_length(len(properties)), properties)
-    return (size, (_fill_in_crc(b"".join(pieces)),)) if append_crc else (size, pieces)
+    if not append_crc:
+        return size, (packed, body, topic, pack_properties_length(properties_bytes), properties)
+    tail = b"".join((topic, pack_properties_length(properties_bytes), properties))
+    # One CRC over the pieces, each continuing the one before, costs less than to join them first.
+    crc_property = encode_crc_property(crc32(tail, crc32(body, crc32(packed))))
+    return size, (packed, body, tail, crc_property)
+
+
+def encode_crc_property(crc: int) -> bytes:
+    """Return the record CRC as the last property of a record: the least significant digit first."""
+    return b"%b%b\x02" % (CRC_PROPERTY_NAME, (b"%010d" % (crc & CRC_MASK))[::-1])
+
+
+def encode_crc_properties(crcs: list[int]) -> list[bytes]:
+    """Return the same for many records. One format of all digits takes a third of the time."""
+    digits = b"%010d" * len(crcs) % tuple([crc & CRC_MASK for crc in reversed(crcs)])
+    digits = digits[::-1]
+    name = CRC_PROPERTY_NAME
+    return [b"%b%b\x02" % (name, digits[begin : begin + 10]) for begin in range(0, len(digits), 10)]
+
+
+def has_crc_property(properties: bytes) -> bool:
+    """Return whether a sender has set the property that only the broker may set."""
+    return CRC_PROPERTY_NAME in properties
+
+
+def without_crc_property(properties: bytes) -> bytes:
+    """Return the properties without anything that looks like a record CRC.
+
+    Clients copy properties from messages that they received, and a CRC of another record would
+    make this one look damaged.
+    """
+    items = properties.split(b"\x02")
+    return b"".join(item + b"\x02" for item in items if item and CRC_PROPERTY_NAME not in item)
 
 
 def encoded_size(record: NewRecord, *, store_host: bytes, append_crc: bool = False) -> int:
     """Return the size that `encode_record` would produce, without encoding."""
     properties = record.properties
+    if CRC_PROPERTY_NAME in properties:
+        properties = without_crc_property(properties)
     size = _HEAD_V4_BYTES - 16 + len(record.born_host) + len(store_host)
     size += len(record.body) + len(encode_topic(record.topic)[1]) + 2 + len(properties)
     if append_crc:
-        size += _CRC_PROPERTY_BYTES + (1 if properties and not properties.endswith(b"\x02") else 0)
+        size += CRC_PROPERTY_BYTES + (1 if properties and not properties.endswith(b"\x02") else 0)
     return size
 
 
@@ -327,7 +372,7 @@ def decode_record(data: bytes | memoryview, position: int, log_offset: LogOffset
     body = data[body_begin:body_end]
     if crc32(body) & CRC_MASK != body_crc:
         raise CorruptRecord(log_offset, "the body's checksum is wrong")
-    _check_properties(data[position : position + size], properties, log_offset)
+    properties = _check_properties(data, position, position + size, properties, log_offset)
     # mypy cannot count the unpacked values; the layout above guarantees their number.
     return StoredRecord(*fields[:14], body, topic, properties)  # type: ignore[call-arg]
 
@@ -364,28 +409,83 @@ def _decode_topic_and_properties(
 
 
 def _check_properties(
-    encoded: bytes | memoryview, properties: bytes, log_offset: LogOffset
-) -> None:
+    data: bytes | memoryview, begin: int, end: int, properties: bytes, log_offset: LogOffset
+) -> bytes:
+    """Check the record CRC, if the record between these positions has one.
+
+    Return the properties without it.
+    """
     # No property contains a zero byte. If there is one, a sector of the disk was never written.
     if 0 in properties:
         raise CorruptRecord(log_offset, "the properties contain a zero byte")
-    crc_property = properties[-_CRC_PROPERTY_BYTES:]
-    has_name, digits = crc_property.startswith(_CRC_PROPERTY_NAME), crc_property[-11:-1]
-    if not digits.isdigit() and not has_name:
-        return  # most records have no record CRC
-    is_complete = has_name and crc_property.endswith(b"\x02")
-    is_right = digits.isdigit() and _crc_digits(encoded) == digits
-    if is_complete != is_right and (has_name or is_right):
+    crc_property = properties[-CRC_PROPERTY_BYTES:]
+    has_name, digits = crc_property.startswith(CRC_PROPERTY_NAME), crc_property[-11:-1]
+    if not has_name and not digits.isdigit():
+        return properties  # a record without a record CRC
+    expected = encode_crc_property(crc32(data[begin : end - CRC_PROPERTY_BYTES]))
+    if crc_property == expected:
+        return properties[:-CRC_PROPERTY_BYTES]
+    if has_name or digits == expected[-11:-1]:
         # Either the digits are wrong, or they are right and the bytes around them are damaged.
         raise CorruptRecord(log_offset, "the record CRC is wrong")
+    return properties
 
 
-def _fill_in_crc(encoded: bytes) -> bytes:
-    digits = _crc_digits(encoded)
-    return b"".join((encoded[:-_CRC_PROPERTY_BYTES], _CRC_PROPERTY_NAME, digits, b"\x02"))
+# --- damaged records -----------------------------------------------------------------------------
+
+ReadPart = Callable[[int, int], bytes]  # the bytes of a record between two positions, or fewer
 
 
-def _crc_digits(encoded: bytes | memoryview) -> bytes:
-    """Return the CRC as ten decimal digits, the least significant first."""
-    value = crc32(encoded[:-_CRC_PROPERTY_BYTES]) & CRC_MASK
-    return (b"%010d" % value)[::-1]
+class RecordClaims(msgspec.Struct, frozen=True):
+    """What the bytes of a damaged record say about it. Any of it may be wrong."""
+
+    size: int  # the field
+    parts_size: int  # the sum of the lengths of its parts; -1 if these are impossible
+    magic: int
+    log_offset: int
+    queue_id: int
+    queue_offset: int
+    topic: str  # empty if it cannot be read
+
+    def wrong_bits(self, log_offset: int) -> int:
+        """Return how many bits of magic and log offset differ from those of a record there."""
+        magic_bits = min((self.magic ^ magic).bit_count() for magic in (MAGIC_V1, MAGIC_V2))
+        return magic_bits + ((self.log_offset ^ log_offset) & (1 << 64) - 1).bit_count()
+
+
+def read_claims(read: ReadPart) -> RecordClaims | None:
+    """Read a record that may be damaged; None if there are not even the bytes of a head.
+
+    Only the head and the lengths are read, never the body.
+    """
+    head_bytes = read(0, _HEADS[_HOST_BITS].size)
+    if len(head_bytes) < _HEAD_V4_BYTES:
+        return None
+    head = _HEADS[head_bytes[_SYS_FLAG_POSITION + 3] & _HOST_BITS]
+    if len(head_bytes) < head.size:
+        return None
+    fields = head.unpack_from(head_bytes)
+    size, magic, _, queue_id, _, queue_offset, log_offset = fields[:7]
+    is_v2 = (magic ^ MAGIC_V2).bit_count() < (magic ^ MAGIC_V1).bit_count()
+    parts_size, topic = _read_parts(read, head.size, fields[14], 2 if is_v2 else 1)
+    return RecordClaims(size, parts_size, magic, log_offset, queue_id, queue_offset, topic)
+
+
+def _read_parts(
+    read: ReadPart, head_size: int, body_size: int, length_bytes: int
+) -> tuple[int, str]:
+    """Return the sum of all lengths and the topic; -1 and no topic if a length is impossible."""
+    if body_size < 0:
+        return -1, ""
+    topic_begin = head_size + body_size + length_bytes
+    encoded_length = read(topic_begin - length_bytes, topic_begin)
+    topic_bytes = int.from_bytes(encoded_length, "big", signed=True)
+    if len(encoded_length) < length_bytes or topic_bytes < 1:
+        return -1, ""
+    topic_end = topic_begin + topic_bytes
+    topic = str(read(topic_begin, topic_end), "utf-8", "replace")
+    properties_length = read(topic_end, topic_end + 2)
+    if len(properties_length) < 2:
+        return -1, ""
+    (properties_bytes,) = _PROPERTIES_LENGTH.unpack(properties_length)
+    return (-1 if properties_bytes < 0 else topic_end + 2 + properties_bytes), topic

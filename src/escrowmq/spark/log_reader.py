@@ -1,12 +1,14 @@
 """Read the commit-log files of a broker from disk, of EscrowMQ or RocketMQ, running or not.
 
-The driver splits files into ranges of bytes without reading them. The task that reads a range finds
-its first record: a record begins with its size and a magic number and contains its own log offset,
-and nothing else looks like that. A record belongs to the range in which it begins.
+The driver splits files into ranges of bytes without reading them. A record belongs to the range in
+which it begins. The task that reads a range follows the records from the begin of the file, each of
+which says where the next one begins, and returns those of its range. Records are never searched
+for: the body of a message may contain bytes that look exactly like a record.
 
 Behind the last record of the log there are zeros, or an incomplete write of a crash. So a position
-without a record is the end of the log, unless records follow in the same file. Then it is damage,
-which fails the query or, with failOnDataLoss=false, is skipped.
+without a record is the end of the log, unless records follow in the same file or another file
+follows. Then it is damage, which fails the query or, with failOnDataLoss=false, is skipped: up to
+the next record if the lengths in the damaged one agree, and up to the end of the range otherwise.
 """
 
 from __future__ import annotations
@@ -28,11 +30,10 @@ from escrowmq.errors import CorruptRecord, DataLost, InvalidOption
 from escrowmq.message.record import (
     BLANK,
     MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     RECORD_BYTES_MIN,
     LogOffset,
     decode_record,
+    read_claims,
 )
 from escrowmq.spark import options
 from escrowmq.spark.columns import decode_utf8, is_one_of, message_batches
@@ -47,11 +48,7 @@ from escrowmq.spark.transaction_columns import TransactionColumns
 log = logging.getLogger(__name__)
 
 _FILE_NAME_PATTERN: Final = re.compile(r"\d{20}")
-_MAGIC_PATTERN: Final = re.compile(
-    b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2))
-)
 _PAGE_BYTES: Final = 4096
-DAMAGE_SCAN_BYTES: Final = 64 << 20  # how far behind a bad position a record is searched
 _MIN_TASK_BYTES: Final = 64 << 10
 
 
@@ -167,7 +164,7 @@ def estimate_used_bytes(path: Path) -> int:
 def read_records(path: Path, begin: int, end: int, *, fail_on_data_loss: bool) -> Iterator[Records]:
     """Yield the records that begin in this range of bytes, at most BLOCK_ROWS at a time.
 
-    Raises DataLost if the file is gone or damaged, if `fail_on_data_loss`.
+    Raises DataLost if the file is gone, or damaged in this range, if `fail_on_data_loss`.
     """
     try:
         with path.open("rb") as file:
@@ -178,24 +175,28 @@ def read_records(path: Path, begin: int, end: int, *, fail_on_data_loss: bool) -
         return
     data = np.frombuffer(mapped, np.uint8)
     base = int(path.name)  # the log offset of the first byte
-    position = 0 if begin == 0 else find_next_record(mapped, base, begin, end)
-    while position is not None and position < end:
-        records, next_position = _next_records(data, base, position, end)
+    position = 0
+    while position < end:
+        is_in_range = position >= begin
+        records, next_position = _next_records(data, base, position, end if is_in_range else begin)
         if len(records):
-            yield records
+            if is_in_range:
+                yield records
             position = next_position
             continue
         if _is_end_of_log(mapped, position):
             return
-        next_record = find_next_record(mapped, base, position + 1, position + DAMAGE_SCAN_BYTES)
-        if next_record is None:
+        next_record, is_damage = _next_after_damage(mapped, base, position)
+        if not is_damage and not _has_next_file(path, len(mapped)):
             return  # zeros, or a torn end
-        if fail_on_data_loss:
+        if fail_on_data_loss and is_in_range:
             raise DataLost(
                 f"{path}: damage at log offset {base + position}, with records behind it: "
                 f"`escrowmq store check` says more; failOnDataLoss=false skips it"
             )
-        log.warning("skipped damage path=%s from=%d to=%d", path, position, next_record)
+        log.warning("skipped damage path=%s from=%d to=%d", path, position, next_record or end)
+        if next_record is None:
+            return
         position = next_record
 
 
@@ -224,21 +225,34 @@ def _is_end_of_log(mapped: mmap.mmap, position: int) -> bool:
     return bool(magic == MAGIC_BLANK and remaining == len(mapped) - position)
 
 
-def find_next_record(mapped: mmap.mmap, base: int, position: int, limit: int) -> int | None:
-    """Return where the first complete record begins, from the position to before the limit.
+def _next_after_damage(mapped: mmap.mmap, base: int, position: int) -> tuple[int | None, bool]:
+    """Return where the next record begins behind invalid bytes, and whether any record follows.
 
-    A magic number can also occur in a body, so the log offset and the CRC are checked as well.
+    The first is None if it is uncertain.
     """
-    for match in _MAGIC_PATTERN.finditer(mapped, position + 4, limit + 8):
-        begin = match.start() - 4
-        if len(mapped) - begin < RECORD_BYTES_MIN:
-            return None
-        if int.from_bytes(mapped[begin + 28 : begin + 36], "big") != base + begin:
-            continue
-        size = int.from_bytes(mapped[begin : begin + 4], "big", signed=True)
-        try:
-            decode_record(mapped[begin : begin + max(0, size)], 0, LogOffset(base + begin))
-        except CorruptRecord:
-            continue
-        return begin
-    return None
+    claims = read_claims(lambda begin, end: mapped[position + begin : position + end])
+    if claims is None:
+        return None, False
+    ends = {position + size for size in (claims.size, claims.parts_size) if size > 0}
+    valid = [end for end in ends if _is_record(mapped, base, end)]
+    is_certain = claims.size == claims.parts_size and claims.wrong_bits(base + position) <= 1
+    return (valid[0] if valid and is_certain else None), bool(valid)
+
+
+def _is_record(mapped: mmap.mmap, base: int, begin: int) -> bool:
+    size = int.from_bytes(mapped[begin : begin + 4], "big", signed=True)
+    try:
+        decode_record(mapped[begin : begin + max(0, size)], 0, LogOffset(base + begin))
+    except CorruptRecord:
+        return False
+    return True
+
+
+def _has_next_file(path: Path, file_bytes: int) -> bool:
+    """Return whether the next segment has a record, so that this one was complete."""
+    next_file = path.with_name(f"{int(path.name) + file_bytes:020d}")
+    try:
+        with next_file.open("rb") as file:
+            return any(file.read(RECORD_BYTES_MIN))
+    except OSError:
+        return False

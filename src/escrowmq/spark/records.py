@@ -21,6 +21,8 @@ import pyarrow as pa
 from escrowmq.errors import BrokenBody
 from escrowmq.message.record import (
     BORN_HOST_IPV6,
+    CRC_PROPERTY_BYTES,
+    CRC_PROPERTY_NAME,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
@@ -197,8 +199,12 @@ class Records:
 
     @cached_property
     def properties(self) -> pa.Array:
-        """The encoded properties: see `message/properties.py`."""
-        return gather_slices(self.data, self._topic_span[1] + 2, self.positions + self.size)
+        """The encoded properties without the record CRC: see `message/properties.py`."""
+        begins, ends = self._topic_span[1] + 2, self.positions + self.size
+        has_crc = ends - begins >= CRC_PROPERTY_BYTES
+        for index, byte in enumerate(CRC_PROPERTY_NAME):
+            has_crc &= self.data[ends - CRC_PROPERTY_BYTES + index] == byte
+        return gather_slices(self.data, begins, ends - np.where(has_crc, CRC_PROPERTY_BYTES, 0))
 
     def valid_mask(self, first_log_offset: int) -> npt.NDArray[np.bool_]:
         """Return which positions hold a valid record, in a buffer that may be damaged.

@@ -19,6 +19,8 @@
 What always holds:
   - the log is the only truth: queues and index can be rebuilt from it;
   - an append is in the log completely or not at all; a crash leaves the first n of its records;
+  - what was flushed and is invalid now is damage: it is reported and skipped, never cut off;
+  - a record is found by what the store knows, never by searching for bytes that look like one;
   - a durable queue entry or key never refers to a record that is not durable;
   - after a failed fsync nothing more is accepted until the next start;
   - whatever is read from a file is checked: a flipped bit is found, reported, and repaired from the
@@ -30,6 +32,8 @@ Modules in reading order:
 
     store.py          the store: append, read, flush, checkpoint
     recovery.py       open a directory after a crash
+    log_scan.py       read a log from record to record, past damage
+    flush_marks.py    how far the log was durable
     commit_log.py     segments, batches of records, flushes (message/record.py: the record itself)
     consume_queue.py  queues, the table of all queues, deleted topics
     deleted_topics.py topics whose records no longer count

@@ -30,6 +30,7 @@ from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH, has_right_c
 from escrowmq.store.commit_log import LOG_DIRECTORY as LOG_DIRECTORY
 from escrowmq.store.consume_queue import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, read_file, read_what_is_left
+from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import FileChange, load_redo
 from escrowmq.store.log_files import LogFiles
@@ -75,7 +76,7 @@ def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
     findings = Findings()
     shutdown = ShutdownState.load(disk)
     files = LogFiles(disk)
-    log = LogCheck(files, shutdown, findings)
+    log = LogCheck(disk, files, shutdown, findings)
     queues = QueueCheck(disk, log, shutdown, findings)
     deleted_topics = _deleted_topics(disk)
     index = None
@@ -142,6 +143,12 @@ def _check_checkpoints(
             findings.add_damage(
                 CHECKPOINT_PATH, None, "has a wrong checksum: the next start reads the whole log"
             )
+    marks = shutdown.saved.marks
+    if marks.invalid_count:
+        others = f"; {marks.invalid_count - 1} more are" if marks.invalid_count > 1 else ""
+        findings.add_damage(
+            MARKS_PATH, marks.invalid_position, f"a flush mark is invalid{others}: it is not used"
+        )
     if shutdown.checkpoint is not None and shutdown.checkpoint.log_offset == log_end:
         expected = shutdown.checkpoint.queue_count, shutdown.checkpoint.entry_total
         if shutdown.was_clean and expected != queues.totals():

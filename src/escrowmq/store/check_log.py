@@ -1,10 +1,13 @@
 """Check the log: every record, the names and lengths of the segments, and the end of the log.
 
-How the last process stopped decides about a range without valid records:
+The log is read as recovery reads it (log_scan.py), so both come to the same result. How the last
+process stopped decides about a range without valid records:
 
-    below the offset that our checkpoint calls durable       damage
-    above it, and the store was not closed                   a torn end, which the next start cuts
-    above it, and the store was closed                       damage
+    below what checkpoint and flush marks call durable       damage
+    above it, followed by valid records, and either the
+    store was closed or there was no power cut               damage
+    above it otherwise, and the store was not closed         a torn end, which the next start cuts
+    above it otherwise, and the store was closed             damage
 
 Findings are collected here too, because all checks report them:
 
@@ -27,13 +30,13 @@ from escrowmq.store.checkpoint import (
     CHECKPOINT_PATH,
     Checkpoint,
     RocketMQCheckpoint,
-    load_checkpoint,
     load_rocketmq_checkpoint,
 )
 from escrowmq.store.commit_log import LOG_DIRECTORY, file_name
 from escrowmq.store.consume_queue import check_queue_name
 from escrowmq.store.disk import Disk
 from escrowmq.store.log_files import DamagedRange, LogFile, LogFiles
+from escrowmq.store.recovery import SavedState
 from escrowmq.store.store import ABORT_PATH
 
 # One damaged file can make every entry in it wrong. The first findings are enough to see that.
@@ -112,29 +115,32 @@ class ShutdownState:
     was_clean: bool
     checkpoint: Checkpoint | None
     rocketmq_checkpoint: RocketMQCheckpoint | None
+    saved: SavedState
 
     @classmethod
     def load(cls, disk: Disk) -> ShutdownState:
-        return cls(
-            not disk.exists(ABORT_PATH), load_checkpoint(disk), load_rocketmq_checkpoint(disk)
-        )
+        was_clean = not disk.exists(ABORT_PATH)
+        saved = SavedState.load(disk, was_clean=was_clean)
+        return cls(was_clean, saved.checkpoint, load_rocketmq_checkpoint(disk), saved)
 
     @property
     def durable_end(self) -> int | None:
-        """Return the log offset below which everything was durable; None if it is unknown."""
-        return None if self.checkpoint is None else self.checkpoint.log_offset
+        """Return the log offset below which the log was durable; None if it is unknown."""
+        return self.saved.durable_end
 
     def will_be_rebuilt(self, log_offset: int) -> bool:
         """Return whether the next start restores queue entry and keys of the record there."""
-        return (
-            not self.was_clean and self.durable_end is not None and log_offset >= self.durable_end
-        )
+        checkpoint = self.checkpoint
+        return not self.was_clean and checkpoint is not None and log_offset >= checkpoint.log_offset
 
 
 class LogCheck:
     """Reads all records of a log and reports what is wrong with it."""
 
-    def __init__(self, log: LogFiles, shutdown: ShutdownState, findings: Findings) -> None:
+    def __init__(
+        self, disk: Disk, log: LogFiles, shutdown: ShutdownState, findings: Findings
+    ) -> None:
+        self._disk = disk
         self._log = log
         self._shutdown = shutdown
         self._findings = findings
@@ -160,7 +166,8 @@ class LogCheck:
     def scan(self) -> Iterator[StoredRecord]:
         """Yield the valid records in order, and report everything else as findings."""
         stored_ms = 0
-        for item in self._log.scan():
+        history = self._shutdown.saved.history(self._log.segment_bytes, queues=self._disk)
+        for item in self._log.scan(history=history):
             if isinstance(item, DamagedRange):
                 if self._report_damage(item):
                     break
@@ -195,7 +202,7 @@ class LogCheck:
         if not self._log.has_file(damage.begin):  # `_check_files` has reported it
             self._damaged_ranges.append(damage)
             return False
-        if self._is_cut_by_recovery(damage):
+        if damage.is_last and not self._shutdown.was_clean:
             self._findings.add_note(
                 *self._log.locate(damage.begin),
                 f"torn end ({damage.reason}): the next start cuts the log here",
@@ -216,23 +223,14 @@ class LogCheck:
         self._findings.add_damage(*self._log.locate(damage.begin), description)
         return False
 
-    def _is_cut_by_recovery(self, damage: DamagedRange) -> bool:
-        if self._shutdown.was_clean:
-            return False
-        if self._shutdown.durable_end is not None:
-            return damage.begin >= self._shutdown.durable_end
-        # It is unknown what was durable. Segments are filled one after the other, so only the last
-        # one can have a torn end with valid records behind it.
-        last_base = self._log.files[-1].base
-        return damage.is_last or damage.begin >= last_base
-
     def _check_end(self) -> None:
         checkpoint, end = self._shutdown.checkpoint, self._log.end
+        durable_end = self._shutdown.durable_end
+        if durable_end is not None and durable_end > end and not self.is_damaged(end):
+            description = f"the log was durable up to {durable_end}, but ends at {end}"
+            self._findings.add_damage(*self._log.locate(end), description)
         if checkpoint is None:
             return
-        if checkpoint.log_offset > end and not self.is_damaged(end):
-            description = f"the log was durable up to {checkpoint.log_offset}, but ends at {end}"
-            self._findings.add_damage(*self._log.locate(end), description)
         if checkpoint.log_offset < end and self._shutdown.was_clean:
             self._findings.add_note(
                 CHECKPOINT_PATH,

@@ -28,6 +28,7 @@ from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.consume_queue import QueueFlush
 from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, read_file, replace_file, write_file
+from escrowmq.store.flush_marks import FlushMarks
 from escrowmq.store.key_index import IndexFlush, expired_files
 
 CHECKPOINT_PATH: Final = "escrowmq.checkpoint"
@@ -159,6 +160,8 @@ class CheckpointJob:
     queue_count: int
     entry_total: int
     queue_rows: bytes
+    has_marks: bool  # False: the first checkpoint of this process starts its flush marks
+    new_marks: FlushMarks | None = None
 
     def run(self) -> None:
         # The order matters. The log comes first: a durable queue entry must never point to a record
@@ -183,3 +186,5 @@ class CheckpointJob:
         )
         save_checkpoint(self.disk, checkpoint, self.queue_rows)
         save_rocketmq_checkpoint(self.disk, self.stored_ms)
+        if not self.has_marks:
+            self.new_marks = FlushMarks(self.disk, self.log_offset)

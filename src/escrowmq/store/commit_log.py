@@ -39,6 +39,7 @@ from escrowmq.message.record import (
     BLANK,
     BORN_HOST_IPV6,
     CRC_MASK,
+    CRC_PROPERTY_BYTES,
     HEAD_V4,
     MAGIC_BLANK,
     STORE_HOST_IPV6,
@@ -49,11 +50,14 @@ from escrowmq.message.record import (
     crc32,
     decode_record,
     encode_blank,
+    encode_crc_properties,
     encode_record_pieces,
     encode_topic,
+    has_crc_property,
     pack_properties_length,
 )
 from escrowmq.store.disk import Disk, File, read_what_is_left
+from escrowmq.store.flush_marks import FlushMarks
 from escrowmq.store.log_reads import LogRange, RecentAppends, check_records, group_ranges
 
 LOG_DIRECTORY = "commitlog"
@@ -89,6 +93,8 @@ class LogFlush:
     end: LogOffset
     files_created: int  # the count when it began
     has_new_files: bool
+    marks: FlushMarks | None
+    syncs_marks: bool
 
     def run(self) -> None:
         is_synced = False
@@ -98,6 +104,11 @@ class LogFlush:
             is_synced = True
             if self.has_new_files:
                 self.disk.sync_directory(LOG_DIRECTORY)
+            if self.marks is not None:
+                # Before anything is acknowledged: from now on it is damage if this part is invalid.
+                self.marks.add(self.end)
+                if self.syncs_marks:
+                    self.marks.sync()
         except Exception as error:
             if is_synced and isinstance(error, StoreUnavailable):
                 raise  # the directory could not be opened now: nothing failed, repeat the flush
@@ -173,6 +184,8 @@ class CommitLog:
         self._files_synced = 0  # of those, how many have a durable directory entry
         self._failure: Exception | None = None
         self._is_closed = False
+        # None until the first checkpoint of this process: a checkpoint says the same.
+        self.marks: FlushMarks | None = None
         self.recent = RecentAppends()
         self._window = _NO_WINDOW  # log offset and bytes of the last sequential read
         self._next_read = -1  # the log offset behind the record that was read last
@@ -228,7 +241,8 @@ class CommitLog:
 
     # --- flushing ------------------------------------------------------------------------------
 
-    def begin_flush(self) -> LogFlush:
+    def begin_flush(self, *, syncs_marks: bool = False) -> LogFlush:
+        """Return a flush of everything up to here. With `syncs_marks`, its mark is durable too."""
         self.check_not_failed()
         first, last = self.flushed_offset // self.segment_bytes, self.end // self.segment_bytes
         numbers = [number for number in range(first, last + 1) if number in self._segments]
@@ -239,6 +253,8 @@ class CommitLog:
             self._files_created,
             # Do not count them as synced yet: this flush may fail, or another may finish first.
             self._files_created > self._files_synced,
+            self.marks,
+            syncs_marks,
         )
 
     def finish_flush(self, flush: LogFlush) -> None:
@@ -434,6 +450,8 @@ class CommitLog:
         for segment in self._segments.values():
             segment.file.close()
         self._segments.clear()
+        if self.marks is not None:
+            self.marks.close()
         self.recent.clear()
         self._window = _NO_WINDOW
         self.begin = self.end
@@ -606,11 +624,15 @@ class RunLogBatch(LogBatch):
 
     def add_run(self, run: RecordRun, queue_offset: int, stored_ms: int) -> RunPositions:
         """Add all records of a run. Return their positions."""
-        if self._append_crc or {len(self._store_host), len(run.born_host)} != {_HOST_V4_BYTES}:
+        is_uniform = {len(self._store_host), len(run.born_host)} == {_HOST_V4_BYTES}
+        if not is_uniform or has_crc_property(run.extra_properties):
             return self._add_records(run, queue_offset, stored_ms)
         magic, topic = encode_topic(run.topic)
         suffix = b"\x02" + run.extra_properties
+        if self._append_crc and not suffix.endswith(b"\x02"):
+            suffix += b"\x02"
         properties_bytes = len(UNIQUE_KEY_PREFIX) + len(run.keys[0]) + len(suffix)
+        properties_bytes += CRC_PROPERTY_BYTES if self._append_crc else 0
         middle = topic + pack_properties_length(properties_bytes) + UNIQUE_KEY_PREFIX
         fixed_bytes = HEAD_V4.size + len(topic) + 2 + properties_bytes
         lengths = list(map(len, run.bodies))
@@ -631,8 +653,14 @@ class RunLogBatch(LogBatch):
             repeat(self._pack_shared_fields(run, stored_ms)),
             lengths,
         )
-        records = zip(heads, run.bodies, repeat(middle), run.keys, repeat(suffix), strict=False)
         pieces: list[Any] = self._pieces  # bodies may be memoryviews
+        if self._append_crc:
+            head_list, tails = list(heads), [middle + key for key in run.keys]
+            crcs = map(crc32, tails, map(crc32, run.bodies, map(crc32, head_list)))
+            seals = encode_crc_properties([crc32(suffix, crc) for crc in crcs])
+            records = zip(head_list, run.bodies, tails, repeat(suffix), seals, strict=False)
+        else:
+            records = zip(heads, run.bodies, repeat(middle), run.keys, repeat(suffix), strict=False)
         pieces.extend(chain.from_iterable(records))
         self._remaining_bytes -= end - self._end
         self._end = LogOffset(end)

@@ -101,6 +101,12 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None: ...
     def modified_ms(self, path: str) -> int: ...
     def usage(self) -> DiskUsage: ...
+    def boot_id(self) -> str:
+        """Return a text that changes whenever the machine starts; empty if it is unknown.
+
+        While it stays the same, whatever was written can be read, synced or not.
+        """
+
     def lock(self, path: str, content: bytes) -> Lock:
         """Lock the directory by a locked file with this content. Raises StoreLocked."""
 
@@ -405,6 +411,9 @@ def _sync_directory(absolute_path: str) -> None:
         os.close(descriptor)
 
 
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
+
 class RealDisk:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(root)
@@ -496,6 +505,13 @@ class RealDisk:
             total_bytes=usable_blocks * status.f_frsize,
             free_bytes=status.f_bavail * status.f_frsize,
         )
+
+    def boot_id(self) -> str:
+        try:
+            with open(_BOOT_ID_PATH, encoding="ascii") as file:
+                return file.read().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""  # not Linux
 
     def lock(self, path: str, content: bytes) -> RealLock:
         absolute_path = self._absolute_path(path)

@@ -2,26 +2,28 @@
 
 1. Load the checkpoint. It says up to which log offset records, queue entries and keys are durable.
    Without a checkpoint that fits this log, begin at the first record.
-2. Trust queues and key index up to there. If they do not agree with the checkpoint, begin at the
-   first record too and rebuild them.
-3. Replay the log from there: give each valid record its queue entry and its keys.
-4. Decide at the first invalid record. If it is above the checkpoint, it is the torn end of a crash:
-   the log ends there. If it is below, a record that was durable is damaged: report it, skip it and
-   keep every valid record that follows.
+2. Load the flush marks. They say how far the log itself was durable, which may be further.
+3. Trust queues and key index up to the checkpoint. If they do not agree with it, begin at the first
+   record too and rebuild them.
+4. Replay the log from there: give each valid record its queue entry and its keys.
+5. Decide at each invalid record. What was durable is damaged: report it, skip it and keep every
+   record that follows. Above that it is the torn end of a crash: the log ends there.
 
-The result depends only on the log and on the list of deleted topics, never on what the queue and
-index files happen to hold. So a crash during recovery is harmless: the next start does the same.
+The result depends only on the log, on what is known about its durable part and its record
+boundaries, and on the list of deleted topics. A crash during recovery is harmless: the next start
+does the same.
 
     recover()            chooses where to begin
     _LogReplay           one pass over the log
-      LogScanner         finds the records, damage and the end
+      LogScanner         finds the records, damage and the end (log_scan.py)
       _QueueRestorer     gives each record its queue entry, or says why it cannot have one
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -29,36 +31,32 @@ from typing import Final
 from escrowmq.errors import CorruptRecord, RecordRefused
 from escrowmq.message.keys import has_keys, has_queue_entry, tags_and_keys
 from escrowmq.message.record import (
-    MAGIC_V1,
-    MAGIC_V2,
     RECORD_BYTES_MIN,
     LogOffset,
     QueueOffset,
+    RecordClaims,
     StoredRecord,
 )
-from escrowmq.store.checkpoint import Checkpoint, load_checkpoint_file
+from escrowmq.store.checkpoint import (
+    Checkpoint,
+    load_checkpoint_file,
+    load_rocketmq_checkpoint,
+)
 from escrowmq.store.commit_log import CommitLog
 from escrowmq.store.consume_queue import BLANK_SIZE, ConsumeQueue, QueueTable
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk
+from escrowmq.store.flush_marks import SavedMarks, load_marks
 from escrowmq.store.key_index import KeyIndex
+from escrowmq.store.log_scan import Damage as Damage
+from escrowmq.store.log_scan import KnownBoundaries, LogHistory, LogScanner
 
+log = logging.getLogger(__name__)
+
+DAMAGE_LINES_MAX: Final = 20
 SPILL_INTERVAL_RECORDS = 100_000  # bounds the memory of a replay to some 50 MiB
 LOOK_AHEAD_RECORDS: Final = 10_000  # how far to search for a record that confirms a gap
 UNCONFIRMED_GAP_MAX: Final = 1_000  # queue offsets
-_MAGICS = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A range of the log that once held durable records and is invalid now."""
-
-    begin: LogOffset
-    end: LogOffset
-    reason: str
-
-    @property
-    def size(self) -> int:
-        return self.end - self.begin
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +73,31 @@ class Recovery:
     damage: list[Damage] = field(default_factory=list)
     rebuilt_queues: bool = False
     rebuilt_index: bool = False
+
+    def report(self, reports: DamageReports) -> None:
+        """Report what was found. Damage is an error: messages that were durable are lost."""
+        for damage in self.damage[:DAMAGE_LINES_MAX]:
+            description = f"its messages are lost: {damage.reason}"
+            place = f"log_offset={damage.begin} bytes={damage.size}"
+            reports.add(DamageKind.LOG, place, description, is_repaired=False)
+        if len(self.damage) > DAMAGE_LINES_MAX:
+            log.error(
+                "the log is damaged in %d more places; `escrowmq store check` shows them",
+                len(self.damage) - DAMAGE_LINES_MAX,
+            )
+        if self.torn_reason is not None:
+            log.warning(
+                "cut off the torn end of the log, nothing of it was flushed log_offset=%d: %s",
+                self.end,
+                self.torn_reason,
+            )
+        if self.rebuilt_queues or self.rebuilt_index:
+            log.warning(
+                "rebuilt from the log queues=%s key_index=%s records_read=%d",
+                self.rebuilt_queues,
+                self.rebuilt_index,
+                self.records,
+            )
 
 
 class _InconsistentQueues(Exception):
@@ -95,48 +118,105 @@ def recover(
 
     `spill` is called from time to time and writes what queues and index hold in memory to files.
     """
-    saved_file = load_checkpoint_file(disk)
-    saved, queue_rows = (None, b"") if saved_file is None else saved_file
-    checkpoint = saved if saved is not None and _belongs_to(saved, log) else None
-    has_rows = checkpoint is not None and checkpoint.has_queue_rows
-    queues.open(lists_files=not has_rows)
+    saved = SavedState.load(disk, was_clean=was_clean)
+    last_record = _checkpointed_record(saved.checkpoint, log)
+    has_rows = saved.checkpoint is not None and saved.checkpoint.has_queue_rows
+    queues.open(lists_files=last_record is None or not has_rows)
     index.open()
-    if saved is not None and not saved.is_indexed:
+    if saved.checkpoint is not None and not saved.checkpoint.is_indexed:
         # Records behind the last index file have no keys in it. A new file for the records that
         # come now keeps the file from claiming the whole range in between.
         index.close_last_file()
     recovery = None
-    if checkpoint is not None:
+    if saved.checkpoint is not None and last_record is not None:
         with contextlib.suppress(_InconsistentQueues):
             recovery = _LogReplay(log, queues, index, delay_levels_ms, spill).from_checkpoint(
-                checkpoint, queue_rows, was_clean=was_clean
+                saved, saved.checkpoint
             )
+            recovery.damage[:0] = last_record
     if recovery is None:
         queues.open()  # first: it raises if the configuration does not fit the files
         index.clear()
         replay = _LogReplay(log, queues, index, delay_levels_ms, spill)
-        recovery = replay.from_start(saved, was_clean=was_clean)
+        recovery = replay.from_start(disk, saved)
     queues.deleted_topics.trim(log_begin=log.begin, log_end=recovery.end)
-    if saved is not None and saved.log_offset > recovery.end:
-        lost_end = LogOffset(saved.log_offset)
+    durable_end = saved.durable_end
+    if durable_end is not None and durable_end > recovery.end:
+        lost_end = LogOffset(durable_end)
         recovery.damage.append(Damage(recovery.end, lost_end, "was durable and is missing"))
     return recovery
 
 
-def _belongs_to(checkpoint: Checkpoint, log: CommitLog) -> bool:
-    """Return whether a checkpoint is of this log: its last record must end where it says."""
-    if not log.begin <= checkpoint.log_offset <= log.files_end():
-        return False
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What the last process has saved about the log."""
+
+    was_clean: bool  # it has closed the store
+    checkpoint: Checkpoint | None
+    queue_rows: bytes  # of the checkpoint
+    marks: SavedMarks
+    rocketmq_ms: int  # RocketMQ's checkpoint: records stored before were durable
+
+    @classmethod
+    def load(cls, disk: Disk, *, was_clean: bool) -> SavedState:
+        checkpoint, queue_rows = load_checkpoint_file(disk) or (None, b"")
+        rocketmq = load_rocketmq_checkpoint(disk)
+        rocketmq_ms = 0 if rocketmq is None else rocketmq.log_ms
+        return cls(was_clean, checkpoint, queue_rows, load_marks(disk), rocketmq_ms)
+
+    @property
+    def _has_valid_marks(self) -> bool:
+        # Every checkpoint saves one time in both files. If RocketMQ's is later, RocketMQ has used
+        # the directory since. It may have cut the log below the marks and written other records.
+        saved_ms = 0 if self.checkpoint is None else self.checkpoint.stored_ms
+        return self.checkpoint is None or self.rocketmq_ms <= saved_ms
+
+    @property
+    def durable_end(self) -> int | None:
+        """Return the log offset below which everything was durable; None if it is unknown."""
+        ends = [] if self.checkpoint is None else [self.checkpoint.log_offset]
+        if self._has_valid_marks and self.marks.log_offsets:
+            ends.append(self.marks.end)
+        return max(ends, default=None)
+
+    def history(self, segment_bytes: int, *, queues: Disk | None = None) -> LogHistory:
+        """Return what a scan must know. Pass the disk to use the entries of its queue files."""
+        marks = self.marks.log_offsets if self._has_valid_marks else ()
+        checkpoints = () if self.checkpoint is None else (self.checkpoint.log_offset,)
+        durable_end = self.durable_end
+        return LogHistory(
+            boundaries=KnownBoundaries(segment_bytes, (*marks, *checkpoints), queues),
+            durable_end=durable_end,
+            has_all_writes=self.was_clean or self.marks.is_same_boot,
+            durable_ms=self.rocketmq_ms if durable_end is None else 0,
+        )
+
+
+def _checkpointed_record(checkpoint: Checkpoint | None, log: CommitLog) -> list[Damage] | None:
+    """Return None if a checkpoint is not of this log: its last record must end where it says.
+
+    Otherwise return the damage to that record, usually none. One flipped bit in it must not make
+    the checkpoint useless.
+    """
+    if checkpoint is None or not log.begin <= checkpoint.log_offset <= log.files_end():
+        return None
     if checkpoint.last_record < 0:
-        return checkpoint.log_offset == log.begin
+        return [] if checkpoint.log_offset == log.begin else None
     if checkpoint.last_record < log.begin:
-        return False
-    log.end = log.files_end()  # so that records can be read; the replay finds the real end
+        return None
+    begin, end = LogOffset(checkpoint.last_record), LogOffset(checkpoint.log_offset)
+    scanner = LogScanner(log, LogHistory(boundaries=KnownBoundaries(log.segment_bytes)))
     try:
-        record = log.record_at(LogOffset(checkpoint.last_record))
-    except CorruptRecord:
-        return False
-    return record.log_offset + record.size == checkpoint.log_offset
+        record = scanner.record_at(begin)
+    except CorruptRecord as error:
+        claims = scanner.claims_at(begin)
+        is_same = (
+            claims is not None
+            and claims.wrong_bits(begin) <= 1
+            and end - begin in (claims.size, claims.parts_size)
+        )
+        return [Damage(begin, end, error.reason, claims)] if is_same else None
+    return [] if record is not None and begin + record.size == end else None
 
 
 class _LogReplay:
@@ -157,49 +237,46 @@ class _LogReplay:
         self._spill = spill
         log.end = log.files_end()  # so that records can be read; the replay finds the real end
 
-    def from_checkpoint(
-        self, checkpoint: Checkpoint, queue_rows: bytes, *, was_clean: bool
-    ) -> Recovery:
+    def from_checkpoint(self, saved: SavedState, checkpoint: Checkpoint) -> Recovery:
         """Replay what follows a checkpoint.
 
         Raises _InconsistentQueues if the queues do not agree with the checkpoint or the log.
         """
         begin = LogOffset(checkpoint.log_offset)
         if checkpoint.has_queue_rows:
-            is_consistent = self._queues.restore(queue_rows, begin)
+            is_consistent = self._queues.restore(saved.queue_rows, begin)
         else:
             totals = checkpoint.queue_count, checkpoint.entry_total, checkpoint.first_total
             is_consistent = self._queues.trust_files(begin)
             is_consistent = is_consistent and _totals_match(self._queues.totals(), totals)
         if not is_consistent:
             raise _InconsistentQueues
-        recovery = Recovery(was_clean=was_clean, scanned_from=begin, end=begin)
+        recovery = Recovery(was_clean=saved.was_clean, scanned_from=begin, end=begin)
         recovery.last_record_offset, recovery.stored_ms = (
             checkpoint.last_record,
             checkpoint.stored_ms,
         )
         if not _index_matches(self._index, checkpoint):
             recovery.rebuilt_index = True
-            self._rebuild_index(begin)
-        self._replay(recovery, durable_end=begin, is_strict=True)
+            self._rebuild_index(recovery, saved, begin)
+        self._replay(recovery, saved.history(self._log.segment_bytes), is_strict=True)
         return recovery
 
-    def from_start(self, checkpoint: Checkpoint | None, *, was_clean: bool) -> Recovery:
-        """Replay the whole log. `checkpoint` need not fit it."""
+    def from_start(self, disk: Disk, saved: SavedState) -> Recovery:
+        """Replay the whole log. The saved state need not fit it."""
         begin = self._log.begin
+        history = saved.history(self._log.segment_bytes, queues=disk)
+        # The entries of the queue files tell record boundaries in segments with damage. They are
+        # read before the files are cut. Without damage this costs one more reading of the log.
+        history.boundaries.load_damaged_segments(LogScanner(self._log, history), begin)
         self._queues.trust_files(begin)
-        recovery = Recovery(was_clean=was_clean, scanned_from=begin, end=begin)
+        recovery = Recovery(was_clean=saved.was_clean, scanned_from=begin, end=begin)
         recovery.rebuilt_queues = recovery.rebuilt_index = self._log.files_end() > begin
-        durable_end: int | None = self._log.files_end() if was_clean else None
-        if checkpoint is not None and not was_clean:
-            # Even if the checkpoint does not fit any more, records below it were durable once. So
-            # an invalid record below it is damage, not the torn end of a crash.
-            durable_end = checkpoint.log_offset
-        self._replay(recovery, durable_end=durable_end, is_strict=False)
+        self._replay(recovery, history, is_strict=False)
         return recovery
 
-    def _replay(self, recovery: Recovery, *, durable_end: int | None, is_strict: bool) -> None:
-        scanner = LogScanner(self._log, durable_end)
+    def _replay(self, recovery: Recovery, history: LogHistory, *, is_strict: bool) -> None:
+        scanner = LogScanner(self._log, history)
         restorer = _QueueRestorer(self._log, self._queues, scanner, is_strict=is_strict)
         indexed_end = self._index.end_offset
         for record in scanner.records(recovery.scanned_from):
@@ -217,25 +294,26 @@ class _LogReplay:
             recovery.last_record_offset, recovery.stored_ms = record.log_offset, record.stored_ms
             if recovery.records % SPILL_INTERVAL_RECORDS == 0:
                 self._spill()
-        recovery.end, recovery.torn_reason, recovery.damage = (
-            scanner.end,
-            scanner.torn_reason,
-            scanner.damage,
-        )
+        restorer.reserve_lost_offsets()
+        recovery.end, recovery.torn_reason = scanner.end, scanner.torn_reason
+        recovery.damage += scanner.damage
         self._log.end = recovery.end
         # What the kernel shows us of the replayed part need not be on the disk: a process that was
         # killed may not have flushed it. The checkpoint that ends the start flushes it again.
         self._log.flushed_offset = recovery.scanned_from
 
-    def _rebuild_index(self, end: LogOffset) -> None:
+    def _rebuild_index(self, recovery: Recovery, saved: SavedState, end: LogOffset) -> None:
         self._index.clear()
-        for number, record in enumerate(LogScanner(self._log, end).records(self._log.begin), 1):
+        history = saved.history(self._log.segment_bytes, queues=self._queues.blocks.disk)
+        scanner = LogScanner(self._log, history)
+        for number, record in enumerate(scanner.records(self._log.begin), 1):
             if record.log_offset >= end:
                 break
             _, keys = tags_and_keys(record.topic, record.properties)
             _restore_keys(self._index, record, keys)
             if number % SPILL_INTERVAL_RECORDS == 0:
                 self._spill()
+        recovery.damage += [damage for damage in scanner.damage if damage.begin < end]
 
 
 def _totals_match(actual: tuple[int, int, int], expected: tuple[int, int, int]) -> bool:
@@ -265,9 +343,9 @@ def _restore_keys(index: KeyIndex, record: StoredRecord, keys: list[bytes]) -> N
 class _QueueRestorer:
     """Gives replayed records their queue entries.
 
-    Unless records carry a CRC over the whole record, no checksum covers their topic, queue id and
-    queue offset. A record that is valid otherwise can therefore still be damaged. It is rejected if
-    it cannot be part of its queue.
+    In records without a record CRC no checksum covers topic, queue id and queue offset. A record
+    that is valid otherwise can therefore still be damaged. It is rejected if it cannot be part of
+    its queue.
     """
 
     def __init__(
@@ -289,6 +367,8 @@ class _QueueRestorer:
             return None
         if self._queues.deleted_topics.is_deleted(record.topic, record.log_offset):
             return None
+        if record.queue_offset < 0:
+            return f"its queue offset is {record.queue_offset}"
         try:
             queue = self._queues.get_or_create(record.topic, record.queue_id)
         except RecordRefused as error:
@@ -308,7 +388,8 @@ class _QueueRestorer:
     def _close_gap(self, queue: ConsumeQueue, record: StoredRecord) -> str | None:
         """Bring the end of a queue to the offset of its next record, or return why not."""
         is_first = queue not in self._seen_queues
-        if is_first and self._is_strict:
+        gap = record.queue_offset - queue.next_offset
+        if is_first and self._is_strict and not 0 < gap <= self._lost_records_max():
             raise _InconsistentQueues
         if record.queue_offset < queue.next_offset:
             if not is_first:
@@ -348,15 +429,20 @@ class _QueueRestorer:
         following = self._following_offset(record, at_least=queue.next_offset)
         if following is not None:
             return following > record.queue_offset
-        damaged_bytes = sum(damage.size for damage in self._scanner.damage)
-        return gap <= max(UNCONFIRMED_GAP_MAX, damaged_bytes // RECORD_BYTES_MIN)
+        if queue.is_empty:  # nothing has expired, so only damage explains a first offset above 0
+            return gap <= self._lost_records_max()
+        return gap <= max(UNCONFIRMED_GAP_MAX, self._lost_records_max())
+
+    def _lost_records_max(self) -> int:
+        """Return how many records the damage so far can have held."""
+        return sum(damage.size for damage in self._scanner.damage) // RECORD_BYTES_MIN
 
     def _following_offset(self, record: StoredRecord, at_least: int) -> QueueOffset | None:
         """Return the queue offset of the next record of the same queue.
 
         Lower offsets than `at_least` are taken already, so such a record is damaged: skip it.
         """
-        scanner = LogScanner(self._log, self._scanner.durable_end)
+        scanner = LogScanner(self._log, self._scanner.history)
         records = scanner.records(LogOffset(record.log_offset + record.size))
         for following in islice(records, LOOK_AHEAD_RECORDS):
             if (
@@ -367,6 +453,28 @@ class _QueueRestorer:
                 return following.queue_offset
         return None
 
+    def reserve_lost_offsets(self) -> None:
+        """Give lost records that were the last of their queue a blank entry.
+
+        Otherwise the next message would get the queue offset of a lost one, and consumers that
+        have received the lost message would not look there again. A lost record may be wrong
+        about one thing: topic, queue id or queue offset. So a blank entry is added to every queue
+        for which two of them are right. One entry too many does no harm, since readers pass it.
+        """
+        for position, claims in self._scanner.lost_records:
+            queues = [queue for queue in self._queues if _may_be_of(queue, position, claims)]
+            for queue in queues:
+                queue.add_blanks(QueueOffset(queue.next_offset + 1), position)
+                self._queues.dirty.add(queue)
+
+
+def _may_be_of(queue: ConsumeQueue, position: int, claims: RecordClaims) -> bool:
+    """Return whether a lost record may have been the last one of a queue."""
+    matches = (queue.topic == claims.topic) + (queue.queue_id == claims.queue_id)
+    if matches + (queue.next_offset == claims.queue_offset) < 2 or not queue.next_offset:
+        return False
+    return _last_entry_end(queue) <= position
+
 
 def _last_entry_end(queue: ConsumeQueue) -> int:
     """Return the log offset behind the last record of a queue; 0 if the queue is empty."""
@@ -374,115 +482,3 @@ def _last_entry_end(queue: ConsumeQueue) -> int:
         return 0
     log_offset, size, _ = queue.entry(queue.next_offset - 1)
     return log_offset if size == BLANK_SIZE else log_offset + size
-
-
-# --- records, damage and the end of the log ------------------------------------------------------
-
-
-class LogScanner:
-    """Reads a log from record to record, past damage, up to its end.
-
-    Records below `durable_end` were durable once. With None that is unknown.
-    """
-
-    def __init__(self, log: CommitLog, durable_end: int | None) -> None:
-        self._log = log
-        self.durable_end = durable_end
-        self.end = log.begin
-        self.torn_reason: str | None = None
-        self.damage: list[Damage] = []
-
-    def records(self, begin: LogOffset) -> Iterator[StoredRecord]:
-        """Yield the valid records from `begin` on. `end` and `damage` follow the iteration."""
-        log, position, limit = self._log, begin, self._log.files_end()
-        self.end = begin
-        # Invalid bytes are damage only if a valid record follows. Otherwise they are the torn end.
-        skipped: list[Damage] = []
-        while position < limit:
-            if log.is_blank(position):
-                position = LogOffset(log.segment_end(position))
-                continue
-            try:
-                record = log.record_at(position)
-            except CorruptRecord as error:
-                following = self._next_after_damage(position)
-                skipped.append(Damage(position, LogOffset(following or limit), error.reason))
-                position = LogOffset(following or limit)
-                continue
-            self.damage += skipped
-            skipped.clear()
-            yield record
-            position = LogOffset(record.log_offset + record.size)
-            self.end = position
-        if skipped and not self._is_zero(skipped[0].begin):
-            self.torn_reason = skipped[0].reason
-
-    def reject(self, record: StoredRecord, reason: str) -> bool:
-        """Treat a record that was just yielded as invalid. Return whether to read on.
-
-        False means that the log ends in front of the record.
-        """
-        following = self._next_after_damage(record.log_offset)
-        if following is None:
-            self.end, self.torn_reason = record.log_offset, reason
-            return False
-        self.damage.append(Damage(record.log_offset, following, reason))
-        return True
-
-    def _next_after_damage(self, log_offset: LogOffset) -> LogOffset | None:
-        """Return where to read on after invalid bytes; None if the log ends there."""
-        log = self._log
-        segment_end = log.segment_end(log_offset)
-        is_last = segment_end == log.files_end()
-        if self.durable_end is not None:
-            if log_offset >= self.durable_end:
-                return None
-            following = self._next_valid_record(log_offset, segment_end)
-            return LogOffset(segment_end) if following is None and not is_last else following
-        # It is unknown what was durable. Segments are filled one after the other, so a crash tears
-        # only the last one. Invalid bytes in an earlier segment are damage.
-        if is_last:
-            return None
-        following = self._next_valid_record(log_offset, segment_end)
-        if following is None and log.segment_end(segment_end) != log.files_end():
-            return LogOffset(segment_end)
-        return following
-
-    def _next_valid_record(self, log_offset: LogOffset, segment_end: int) -> LogOffset | None:
-        """Search a segment for the next record, by its magic number. None if there is none."""
-        first = (
-            4 + 1
-        )  # the magic is 4 bytes into a record; the one of the invalid record is skipped
-        chunk_bytes = 1 << 20
-        for begin in range(first, segment_end - log_offset, chunk_bytes):
-            # Chunks overlap by 3 bytes, or a magic across their boundary would be missed.
-            chunk_end = min(log_offset + begin + chunk_bytes + 3, segment_end)
-            chunk = self._log.read_bytes(log_offset + begin, chunk_end)
-            for position in _magic_positions(chunk):
-                candidate = LogOffset(log_offset + begin + position - 4)
-                if self._is_valid_record(candidate):
-                    return candidate
-        return None
-
-    def _is_valid_record(self, log_offset: LogOffset) -> bool:
-        try:
-            self._log.record_at(log_offset)
-        except CorruptRecord:
-            return False
-        return True
-
-    def _is_zero(self, log_offset: LogOffset) -> bool:
-        """Return whether no byte was ever written here: the regular end of a log."""
-        end = min(log_offset + RECORD_BYTES_MIN, self._log.segment_end(log_offset))
-        return not any(self._log.read_bytes(log_offset, end))
-
-
-def _magic_positions(chunk: bytes) -> Iterator[int]:
-    """Yield the positions of magic numbers in ascending order."""
-    begin = 0
-    while True:
-        positions = [position for magic in _MAGICS if (position := chunk.find(magic, begin)) >= 0]
-        if not positions:
-            return
-        yield min(positions)
-        begin = min(positions) + 1

@@ -65,8 +65,10 @@ from escrowmq.store.consume_queue import (
 )
 from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, Lock, OpenFiles, remove_file, write_file
+from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import RESULTS_MAX, STORED_TIME_WAIT_MAX_MS, KeyIndex
+from escrowmq.store.log_scan import KnownBoundaries, LogHistory, LogScanner
 from escrowmq.store.queue_reader import (
     EntryFilter,
     QueueRead,
@@ -77,7 +79,7 @@ from escrowmq.store.queue_reader import (
     read_record_summary,
 )
 from escrowmq.store.queue_repair import QueueRepair
-from escrowmq.store.recovery import LogScanner, Recovery, recover
+from escrowmq.store.recovery import Recovery, recover
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
@@ -368,6 +370,7 @@ class MessageStore(StoreReader):
             # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
                 store._log.truncate(store._log.end)
+            store.recovery.report(store.damage)
             with contextlib.suppress(StoreFull, StoreUnavailable):
                 store.checkpoint()
         except BaseException:
@@ -381,6 +384,7 @@ class MessageStore(StoreReader):
             if not self.has_failed:
                 self.checkpoint()
                 remove_file(self._disk, REDO_PATH)  # applied; RocketMQ may change the index next
+                remove_file(self._disk, MARKS_PATH)  # the checkpoint says it; RocketMQ may cut it
                 remove_file(self._disk, ABORT_PATH)
         finally:
             self.abandon()
@@ -393,9 +397,14 @@ class MessageStore(StoreReader):
         self._lock.release()
 
     def _readable_records(self, begin: LogOffset) -> Iterator[StoredRecord]:
-        """Yield the records from an offset on, past those that are damaged."""
-        with contextlib.suppress(RecordNotFound):  # behind the end of the log
-            yield from LogScanner(self._log, self._log.end).records(begin)
+        """Yield the records from a record boundary on, past those that are damaged."""
+        log = self._log
+        known = KnownBoundaries(log.segment_bytes, (log.flushed_offset, log.end), self._disk)
+        history = LogHistory(boundaries=known, durable_end=log.end)
+        for record in LogScanner(log, history).records(begin):
+            if record.log_offset >= log.end:
+                return
+            yield record
 
     def _log_offsets_between(self, begin: int, end: int) -> Iterator[int]:
         """Yield the log offsets of the records from `begin` up to `end`, both included."""
@@ -566,8 +575,14 @@ class MessageStore(StoreReader):
     def flushed_offset(self) -> LogOffset:
         return self._log.flushed_offset
 
-    def begin_flush(self) -> LogFlush:
-        return self._log.begin_flush()
+    def begin_flush(self, *, syncs_marks: bool = False) -> LogFlush:
+        """Return a flush of everything up to here. With `syncs_marks`, its mark is durable too."""
+        return self._log.begin_flush(syncs_marks=syncs_marks)
+
+    @property
+    def has_unsynced_marks(self) -> bool:
+        """Return whether a power cut can lose flush marks (not what they mark)."""
+        return self._log.marks is not None and self._log.marks.needs_sync
 
     def finish_flush(self, flush: LogFlush) -> LogOffset:
         self._log.finish_flush(flush)
@@ -622,6 +637,7 @@ class MessageStore(StoreReader):
             queue_count=len(queue_rows),
             entry_total=self._queues.entry_total(),
             queue_rows=b"".join(queue_rows),
+            has_marks=self._log.marks is not None,
         )
         return self._checkpoint_job
 
@@ -636,6 +652,8 @@ class MessageStore(StoreReader):
         self._has_removed_topic = False
         self.checkpointed_offset = job.log_offset
         self._log.finish_flush(job.log_flush)
+        if job.new_marks is not None:
+            self._log.marks = job.new_marks
         has_expired = self._expired_below != job.log_begin
         if has_expired:
             # Before `finish_flush`, because the checkpoint has counted the first offsets before it.

@@ -125,6 +125,7 @@ class MemoryDisk:
         self._names: dict[str, Inode] = {}
         self._synced_names: dict[str, Inode] = {}
         self._journal: list[_DirectoryChange] = []  # what leads from the synced names to the names
+        self._boot_number = 1
 
     def create(self, path: str, size: int) -> MemoryFile:
         self._call(f"create {path} {size}", lambda faults: faults._fail_create(path, size))
@@ -182,6 +183,9 @@ class MemoryDisk:
         total = 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
         used = sum(len(inode.written_pages) for inode in self._names.values()) * PAGE_BYTES
         return DiskUsage(total_bytes=total, free_bytes=max(0, total - used))
+
+    def boot_id(self) -> str:
+        return f"boot {self._boot_number}"
 
     def lock(self, path: str, content: bytes) -> MemoryLock:
         self._call(f"lock {path}")
@@ -313,6 +317,16 @@ class FaultyDisk(MemoryDisk):
         survivor = FaultyDisk(clock=self.clock, capacity_bytes=self.capacity_bytes)
         survivor._names = {path: inode.after_power_cut(outcome) for path, inode in names.items()}
         survivor._synced_names = dict(survivor._names)
+        survivor._boot_number = self._boot_number + 1
+        return survivor
+
+    def after_kill(self) -> FaultyDisk:
+        """Return a copy as the next process finds it if only the process is killed.
+
+        Everything that was written is there. This disk stays as it is.
+        """
+        survivor = self.power_cut(Random(0), "all")
+        survivor._boot_number = self._boot_number
         return survivor
 
     def _call(self, operation: str, on_fault: OnFault | None = None) -> None:

@@ -348,7 +348,7 @@ def test_the_record_crc_has_its_least_significant_digit_first() -> None:
     data = encoded(new_record(), append_crc=True)
     value = crc32(data[:-20]) & 0x7FFFFFFF
     assert data[-20:] == b"__CRC32#\x01" + crc_digits(value) + b"\x02"
-    assert decoded(data).properties == b"TAGS\x01TagA\x02" + data[-20:]
+    assert decoded(data).properties == b"TAGS\x01TagA\x02"
 
 
 @pytest.mark.parametrize(
@@ -363,9 +363,31 @@ def test_the_record_crc_has_its_least_significant_digit_first() -> None:
 def test_the_record_crc_is_the_last_property(properties: bytes, without_crc: bytes) -> None:
     record = new_record(properties=properties)
     data = encoded(record, append_crc=True)
-    assert decoded(data).properties[:-20] == without_crc
+    assert data[-20:].startswith(b"__CRC32#\x01")
+    assert decoded(data).properties == without_crc
     assert len(data) == encoded_size(record, store_host=STORE_V4, append_crc=True)
     assert len(data) == len(encoded(new_record(properties=without_crc))) + 20
+
+
+@pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
+@pytest.mark.parametrize(
+    "copied",
+    [
+        b"__CRC32#\x010123456789\x02",
+        b"__CRC32#\x010123456789",
+        b"more__CRC32#\x010123456789\x02",
+        b"a\x01b__CRC32#\x010123456789\x02",
+    ],
+    ids=["copied", "without end", "part of a name", "part of a value"],
+)
+def test_a_record_crc_that_a_sender_has_copied_is_not_stored(
+    copied: bytes, append_crc: bool
+) -> None:
+    for properties in (copied, b"TAGS\x01TagA\x02" + copied):
+        record = new_record(properties=properties)
+        data = encoded(record, append_crc=append_crc)
+        assert decoded(data).properties == properties.removesuffix(copied)
+        assert len(data) == encoded_size(record, store_host=STORE_V4, append_crc=append_crc)
 
 
 def test_with_a_record_crc_any_flipped_bit_is_noticed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,20 @@ async def test_after_a_checkpoint_the_next_start_reads_no_records() -> None:
     assert reopened.recovery.records == 0
     reopened.close()
     assert_clean(disk)
+
+
+async def test_under_load_a_checkpoint_does_not_wait_for_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("escrowmq.server.tasks.CHECKPOINT_BACKLOG_BYTES", 2000)
+    disk, store, clock = new_store()
+    settings = replace(TINY, checkpoint_interval_ms=3_600_000)
+    maintenance = asyncio.create_task(StoreMaintenance(store, disk, clock, settings).run())
+    fill(store, range(20))
+    await wait_until_async(lambda: store.checkpointed_offset == store.end)
+    maintenance.cancel()
+    await asyncio.gather(maintenance, return_exceptions=True)
+    store.close()
 
 
 async def test_expiry_keeps_needed_segments() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from escrowmq.config import StoreConfig
 from escrowmq.errors import DataLost, InvalidOption
-from escrowmq.message.record import NewRecord
+from escrowmq.message.record import NewRecord, encode_record
 from escrowmq.spark.data_source import EscrowSource
 from escrowmq.spark.log_reader import LogRange, find_log_files, read_records
 from escrowmq.store.disk import RealDisk
-from tests.support.stores import NOW_MS, fill, open_store, sample
+from tests.support.stores import HOST, NOW_MS, fill, open_store, sample
 
 COUNT = 60  # about seven files of a tiny store
 
@@ -97,11 +97,41 @@ def test_damage_is_an_error_and_can_be_skipped(directory: Path) -> None:
     first = find_log_files(directory)[0]
     [records] = read_records(first, 0, 4096, fail_on_data_loss=True)
     with first.open("r+b") as file:
-        file.seek(int(records.positions[2]))
-        file.write(b"\xff" * 40)
+        file.seek(int(records.positions[2]) + 28)
+        file.write(b"\x10")  # a bit of its log offset
     with pytest.raises(DataLost, match=rf"log offset {records.positions[2]}.*failOnDataLoss"):
         read(directory)
     assert ids(read(directory, failOnDataLoss=False)) == ALL_IDS[:2] + ALL_IDS[3:]
+
+
+@pytest.mark.parametrize("step", [50, 400, 4096])
+def test_a_record_inside_a_body_is_never_read(tmp_path: Path, step: int) -> None:
+    store = open_store(RealDisk(tmp_path))
+    fill(store, range(3))
+    outer = store.end
+    forged_offset = outer + 88 + 20
+    forged = encode_record(NewRecord("forged", 0, b""), 0, forged_offset, NOW_MS, HOST)
+    store.append([NewRecord("T0", 0, b"x" * 20 + forged)], now_ms=NOW_MS)
+    fill(store, range(4, 8))
+    store.close()
+    [path] = find_log_files(tmp_path)
+
+    def read_topics() -> set[bytes]:
+        ranges = [(begin, min(begin + step, 4096)) for begin in range(0, 4096, step)]
+        return {
+            topic
+            for begin, end in ranges
+            for records in read_records(path, begin, end, fail_on_data_loss=False)
+            for topic in records.topic.to_pylist()
+        }
+
+    assert read_topics() == {b"T0", b"T1"}
+    with path.open("r+b") as file:  # the damaged size points to the forged record
+        file.seek(outer)
+        file.write((forged_offset - outer).to_bytes(4, "big"))
+    assert read_topics() == {b"T0", b"T1"}
+    with pytest.raises(DataLost, match=f"log offset {outer}"):
+        list(read_records(path, 0, 4096, fail_on_data_loss=True))
 
 
 def test_the_directory_of_a_running_broker_can_be_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from escrowmq.errors import StoreError, StoreLocked
 from escrowmq.store.check import check_store
 from escrowmq.store.disk import RealDisk
+from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.fixtures import SHUTDOWNS, VERSIONS, Shutdown, unpack_store
 from tests.support.store_damage import (
@@ -151,7 +152,22 @@ def test_a_torn_end_after_a_crash_is_a_note_and_recovery_truncates_it(killed: Pa
     assert examine(killed).findings == []
 
 
-def test_an_invalid_record_above_the_checkpoint_is_a_torn_end(killed: Path) -> None:
+def test_an_invalid_record_that_was_flushed_is_damage(killed: Path) -> None:
+    record = log_records(killed)[-3]
+    path, position = locate(killed, record.log_offset)
+    edit_file(path, position + 90, flip)
+    finding = only_damage(killed)
+    assert (finding.where, finding.position) == (relative_name(killed, path), position)
+
+
+def test_a_flipped_bit_in_the_flush_marks_is_found(killed: Path) -> None:
+    edit_file(killed / MARKS_PATH, 512, flip)
+    finding = only_damage(killed)
+    assert (finding.where, finding.position) == (MARKS_PATH, 512)
+
+
+def test_an_invalid_record_that_no_mark_covers_is_a_torn_end(killed: Path) -> None:
+    (killed / MARKS_PATH).unlink()  # as after a power cut
     record = log_records(killed)[-3]
     path, position = locate(killed, record.log_offset)
     edit_file(path, position + 90, flip)
@@ -278,6 +294,7 @@ def test_a_short_last_log_file_after_a_crash_is_a_note(killed: Path) -> None:
 
 
 def test_empty_log_files_above_the_checkpoint_are_a_note_after_a_crash(killed: Path) -> None:
+    (killed / MARKS_PATH).unlink()  # nothing says that they were flushed
     for path in sorted((killed / "commitlog").iterdir())[-2:]:
         path.write_bytes(b"")
     report = examine(killed)

@@ -15,6 +15,7 @@ from tests.support.store_recovery import (
     check_usable,
     end_of,
     flip_bit,
+    lose_marks,
     make_store,
     overwrite,
     read_all,
@@ -122,6 +123,7 @@ def test_the_record_crc_setting_can_be_changed_for_an_existing_store(
 
 def test_a_truncated_log_file_keeps_the_records_before_the_truncation(root: Path) -> None:
     records = make_store(root, killed=True)
+    lose_marks(root)
     path, position = locate(root, records[-2].log_offset + 50)
     with path.open("r+b") as file:
         file.truncate(position)
@@ -146,6 +148,7 @@ def test_a_last_record_that_was_not_written_completely_is_truncated(
     root: Path, tail: Callable[[StoredRecord], bytes], is_torn: bool
 ) -> None:
     records = make_store(root, killed=True)
+    lose_marks(root)
     overwrite(
         root,
         records[-1].log_offset,
@@ -161,8 +164,9 @@ def test_a_last_record_that_was_not_written_completely_is_truncated(
 @pytest.mark.parametrize(
     "number", [CHECKPOINTED_COUNT, CHECKPOINTED_COUNT + 1, SAMPLE_COUNT - 2, SAMPLE_COUNT - 1]
 )
-def test_an_invalid_record_above_the_checkpoint_ends_the_log(root: Path, number: int) -> None:
+def test_an_invalid_record_that_no_mark_covers_ends_the_log(root: Path, number: int) -> None:
     records = make_store(root, killed=True)
+    lose_marks(root)
     flip_bit(root, records[number])
     store = reopen(root)
     assert store.recovery.torn_reason == "the body's checksum is wrong"
@@ -170,6 +174,32 @@ def test_an_invalid_record_above_the_checkpoint_ends_the_log(root: Path, number:
     assert store.recovery.records == number - CHECKPOINTED_COUNT
     assert store.end == records[number].log_offset
     check_usable(root, store, records[:number], missing=records[number:])
+
+
+@pytest.mark.parametrize(
+    "number", [CHECKPOINTED_COUNT, CHECKPOINTED_COUNT + 1, SAMPLE_COUNT - 2, SAMPLE_COUNT - 1]
+)
+def test_an_invalid_record_that_was_flushed_is_damage(root: Path, number: int) -> None:
+    records = make_store(root, killed=True)
+    flip_bit(root, records[number])
+    store = reopen(root)
+    assert [damage.begin for damage in store.recovery.damage] == [records[number].log_offset]
+    assert store.recovery.torn_reason is None
+    assert not store.recovery.rebuilt_queues
+    assert store.end == end_of(records)
+    lost = records[number]
+    queue = lost.topic, lost.queue_id
+    assert store.max_offset(*queue) > lost.queue_offset  # its offset is not used again
+    for record in records[:number] + records[number + 1 :]:
+        assert store.record_at(record.log_offset) == record
+        messages = read_all(store, (record.topic, record.queue_id), record.queue_offset)
+        assert messages[0] == (record.queue_offset, record.body)
+    assert lost.body not in [body for _, body in read_all(store, queue, 0)]
+    store.append([sample(1000)], now_ms=NOW_MS)
+    store.close()
+    reopened = reopen(root)
+    assert reopened.recovery.damage == []
+    reopened.close()
 
 
 def test_garbage_after_the_last_record_is_removed(root: Path) -> None:
@@ -195,6 +225,7 @@ def test_garbage_after_the_last_record_is_removed_after_a_clean_stop_too(root: P
 def test_a_record_after_unwritten_bytes_is_not_recovered(root: Path) -> None:
     # The drive wrote the last sectors of the log, but not the sectors before them.
     records = make_store(root, killed=True)
+    lose_marks(root)
     overwrite(root, records[-3].log_offset, bytes(records[-3].size))
     store = reopen(root)
     assert store.end == records[-3].log_offset

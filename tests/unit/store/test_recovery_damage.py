@@ -70,7 +70,7 @@ def test_damage_to_adjacent_records_is_reported_as_one_range(root: Path) -> None
     records = make_store(root, killed=True)
     begin, end = records[3].log_offset, records[6].log_offset
     overwrite(root, begin, b"\xee" * (end - begin))
-    remove_queues(root)
+    (root / "escrowmq.checkpoint").unlink()  # the queues tell where the records behind it begin
     store = reopen(root)
     assert [(damage.begin, damage.end) for damage in store.recovery.damage] == [(begin, end)]
     check_content(store, records[:3] + records[6:], missing=records[3:6])
@@ -111,7 +111,12 @@ def test_damage_to_the_last_record_below_the_checkpoint_loses_that_record_alone(
     flip_bit(root, records[4])
     store = reopen(root)
     assert [damage.begin for damage in store.recovery.damage] == [records[4].log_offset]
-    check_content(store, records[:4] + records[5:], missing=[records[4]])
+    assert not store.recovery.rebuilt_queues  # the checkpoint is still of use
+    for record in records[:4] + records[5:]:
+        assert store.record_at(record.log_offset) == record
+        assert store.log_offset_of(record.topic, record.queue_id, record.queue_offset) == (
+            record.log_offset
+        )
     store.close()
 
 
@@ -121,7 +126,8 @@ def test_the_loss_of_the_last_durable_record_is_reported(root: Path) -> None:
     store = reopen(root)
     (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (records[-1].log_offset, end_of(records))
-    check_usable(root, store, records[:-1], missing=records[-1:])
+    assert store.end == end_of(records)
+    store.close()
 
 
 def test_the_loss_of_the_newest_segment_is_reported(root: Path) -> None:

@@ -168,10 +168,7 @@ def _matching_items(
 ) -> Iterator[StoredRecord | DamagedRange]:
     """Yield the records that match, and every damaged range."""
     # `begin` need not be the beginning of a record: start with the first one from there on.
-    first = log.begin if begin <= log.begin else log.next_valid_record(begin)
-    if first is None:
-        return
-    for item in log.scan(first):
+    for item in log.scan_from(begin):
         if isinstance(item, DamagedRange) or _matches(item, topic, queue_id, key):
             yield item
 
