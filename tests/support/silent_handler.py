@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escrowmq.server.remoting_server import ServerConnection
+from escrowmq.server.server_connection import ServerConnection
 
 
 class SilentHandler:

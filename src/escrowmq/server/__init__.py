@@ -17,7 +17,8 @@ What always holds:
 
 Modules in reading order:
   serve.py            start, wire the parts together, stop
-  remoting_server.py  a port and its connections, turns, unsent responses
+  remoting_server.py  a port, its connections, their turns
+  server_connection.py  one connection: its requests in slices, its responses in portions
   connection_limits.py  connections that use too much memory, or are idle
   tasks.py            group commit, flushes, checkpoints, expiry
   namesrv.py          the name server on its port, registration of brokers

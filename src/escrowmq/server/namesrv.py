@@ -45,19 +45,14 @@ from escrowmq.remoting.responses import encode_error
 from escrowmq.server.connection_limits import MemoryWatermark
 from escrowmq.server.live_config import LiveConfig
 from escrowmq.server.metrics import remoting_metrics
-from escrowmq.server.remoting_server import (
-    RemotingServer,
-    ServerConnection,
-    bind,
-    bound_port,
-    reachable_host,
-)
+from escrowmq.server.remoting_server import RemotingServer, bind, bound_port, reachable_host
 from escrowmq.server.security import (
     AccessControl,
     client_context,
     outgoing_signer,
     own_namesrv_context,
 )
+from escrowmq.server.server_connection import ServerConnection
 from escrowmq.server.tasks import background_tasks, repeat
 from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file

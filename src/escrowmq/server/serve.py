@@ -220,11 +220,7 @@ async def _serve(
             await parts.enter_async_context(broker)
         health.reason = None
         _print_ready(config, role, namesrv_address)
-        # Everything created so far lives as long as the process; the collector need not visit it.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 100)  # objects of a turn are freed by reference counting
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        _tune_interpreter()
         waits = [asyncio.create_task(event.wait()) for event in (stopped, failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -235,6 +231,14 @@ async def _serve(
         health.reason = "stopping"
     log.info("stopped")
     return FAILED if failed.is_set() else STOPPED
+
+
+def _tune_interpreter() -> None:
+    # Everything created so far lives as long as the process; the collector need not visit it.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)  # objects of a turn are freed by reference counting
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def exit_within(seconds: float) -> None:

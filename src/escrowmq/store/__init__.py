@@ -36,7 +36,6 @@ Modules in reading order:
     flush_marks.py    how far the log was durable
     commit_log.py     segments, batches of records, flushes (message/record.py: the record itself)
     consume_queue.py  queues, the table of all queues, deleted topics
-    deleted_topics.py topics whose records no longer count
     queue_blocks.py   blocks of queue files, checked when they are read
     queue_repair.py   compare queue entries with the log, and repair them
     log_reads.py      records that were just appended, and checks of those read from the disk
@@ -49,7 +48,7 @@ Modules in reading order:
     retention.py      remove old segments
     log_ages.py       how old the parts of the log are, whatever the clock shows
     disk.py           the only file calls
-    config_files.py   topics, groups and offsets in config/*.json
+    config_files.py   topics, groups and offsets in config/*.json; deleted topics
     log_files.py      read a log without owning it
     check.py          check a directory and report what is wrong with it
     check_log.py      ... its log, and how findings are collected

@@ -28,7 +28,7 @@ from escrowmq.store.check_log import (
 from escrowmq.store.checkpoint import CHECKPOINT_PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH, has_right_checksum
 from escrowmq.store.commit_log import LOG_DIRECTORY as LOG_DIRECTORY
-from escrowmq.store.consume_queue import DeletedTopics
+from escrowmq.store.config_files import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, read_file, read_what_is_left
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH

@@ -32,7 +32,7 @@ from escrowmq.errors import RecordRefused, StoreDamaged, StoreFailed
 from escrowmq.message.record import TOPIC_BYTES_MAX, QueueOffset, crc32
 from escrowmq.store.columns import pack_rows
 from escrowmq.store.commit_log import file_name, is_file_name
-from escrowmq.store.deleted_topics import DeletedTopics as DeletedTopics
+from escrowmq.store.config_files import DeletedTopics
 from escrowmq.store.disk import Disk, File
 from escrowmq.store.queue_blocks import (
     BLANK_ENTRY,

@@ -21,11 +21,11 @@ from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.names import SCHEDULE_TOPIC
 from escrowmq.message.record import RECORD_BYTES_MIN, LogOffset, StoredRecord
 from escrowmq.store.commit_log import CommitLog
+from escrowmq.store.config_files import DeletedTopics
 from escrowmq.store.consume_queue import (
     BLANK_SIZE,
     ENTRY,
     ConsumeQueue,
-    DeletedTopics,
 )
 from escrowmq.store.damage import DamageKind, DamageReports
 

@@ -54,11 +54,11 @@ from escrowmq.store.commit_log import (
     RunPositions,
     SegmentRemoval,
 )
+from escrowmq.store.config_files import DeletedTopics
 from escrowmq.store.consume_queue import (
     BLANK_SIZE,
     ENTRY,
     ConsumeQueue,
-    DeletedTopics,
     QueueBlocks,
     QueueTable,
     check_queue_name,

@@ -18,7 +18,8 @@ from escrowmq.remoting.frame import FRAME_LENGTH_MAX, Frame, FrameDecoder
 from escrowmq.remoting.headers import OffsetResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import SendResponseEncoder
-from escrowmq.server.remoting_server import RemotingServer, RequestHandler, ServerConnection
+from escrowmq.server.remoting_server import RemotingServer, RequestHandler
+from escrowmq.server.server_connection import ServerConnection
 from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, pull_request, send_request
 from tests.support.stores import HOST

@@ -16,8 +16,8 @@ from escrowmq.server.remoting_server import (
     REQUEST_HEADER_BYTES_MAX,
     SHARE_EVENTS_MAX,
     RemotingServer,
-    ServerConnection,
 )
+from escrowmq.server.server_connection import ServerConnection
 from escrowmq.sliced_work import SlicedWork
 from tests.support.fake_transport import FakeTransport
 

@@ -11,13 +11,8 @@ import pytest
 from escrowmq.clock import ManualClock
 from escrowmq.config import NetworkConfig
 from escrowmq.remoting.requests import Request
-from escrowmq.server.remoting_server import (
-    TURN_RESPONSE_BYTES_MAX,
-    RemotingServer,
-    ServerConnection,
-    bind,
-    bound_port,
-)
+from escrowmq.server.remoting_server import RemotingServer, bind, bound_port
+from escrowmq.server.server_connection import TURN_RESPONSE_BYTES_MAX, ServerConnection
 from tests.support.waiting import wait_until_async
 
 MIB = 1 << 20

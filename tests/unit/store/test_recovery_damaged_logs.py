@@ -24,7 +24,8 @@ from escrowmq.store.checkpoint import (
     save_checkpoint,
 )
 from escrowmq.store.commit_log import CommitLog
-from escrowmq.store.consume_queue import ENTRY, DeletedTopics, QueueBlocks, QueueTable
+from escrowmq.store.config_files import DeletedTopics
+from escrowmq.store.consume_queue import ENTRY, QueueBlocks, QueueTable
 from escrowmq.store.damage import DamageKind
 from escrowmq.store.disk import OpenFiles
 from escrowmq.store.flush_marks import MARKS_PATH

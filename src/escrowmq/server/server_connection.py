@@ -1,0 +1,455 @@
+"""One client connection of a port: requests in, responses out, within its share of a turn.
+
+    data_received(chunk) → RemotingServer.handle_events() → RequestHandler.handle()
+    requests that exceed the share → wait for slices at the end of each turn
+    respond…() → flush() at the end of the turn → transport, in portions
+
+The responses of a connection keep the order of its requests: while one of them waits, nothing more
+is read. A connection whose client does not read its responses is suspended until it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from escrowmq.client_memory import MemoryUse
+from escrowmq.errors import NotSent, RemoteProtocolError
+from escrowmq.message.keys import encode_host
+from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.command import Command
+from escrowmq.remoting.connection import (
+    Call,
+    CallFailed,
+    Event,
+    Response,
+)
+from escrowmq.remoting.headers import Header
+from escrowmq.remoting.requests import Body, Request
+from escrowmq.remoting.responses import (
+    encode_pull_response,
+    encode_response,
+    encode_success,
+)
+from escrowmq.sliced_work import SlicedWork
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from escrowmq.server.remoting_server import RemotingServer
+
+JOINED_WRITE_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than many pieces
+# So much is handed to the transport at once, and the transport asks for a pause when it could not
+# send so much.
+PORTION_BYTES = 256 * 1024
+TLS_PORTION_BYTES = 64 * 1024
+# Responses of one connection in one turn; then the others have a turn.
+TURN_RESPONSE_BYTES_MAX = 1024 * 1024
+# Of the connection's own objects. With TLS, the measured state of OpenSSL and the buffers of the
+# event loop: up to two portions on the way out, and what has arrived in between.
+CONNECTION_BYTES = 8 * 1024
+TLS_CONNECTION_BYTES = 160 * 1024
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client connection. For the broker it is a `Channel`."""
+
+    def __init__(self, server: RemotingServer) -> None:
+        self._server = server
+        self._connection = server.new_connection()
+        self._encode_send_response = server.send_response_encoder.encode
+        self._transport: asyncio.Transport | None = None
+        self._portion_bytes = PORTION_BYTES
+        self._outgoing: list[Body] = []  # responses of this turn
+        # Of the responses of this turn; those to sends, which are short, are not counted.
+        self.turn_response_bytes = 0
+        self._unsent: deque[Body] = deque()  # not handed to the transport yet
+        self._unsent_bytes = 0
+        self._is_write_paused = False
+        self._is_held = False
+        self._is_silent = True  # no complete request has arrived yet
+        self._pending_calls: dict[Call, Callable[[Command | None, bytes], None]] = {}
+        # The requests of a chunk that was not handled within one share wait for a slice, or here
+        # until the client has read its responses.
+        self._has_waiting_events = False
+        self._suspended_events: Iterator[Event] | None = None
+        self.turn_number = -1  # the turn to which the next two belong
+        self.share_end_s = 0.0
+        self.share_events = 0  # how many more of them fit into the share of this turn
+        self.last_active_s = server.elapsed_s()
+        self.partial = 0, 0  # incomplete request: bytes received so far, and its number
+        self.address = ""
+        self.peer_host = b"\0" * 8
+
+    # --- asyncio ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername") or ("0.0.0.0", 0)
+        self.address = f"{address[0]}:{address[1]}"
+        self.peer_host = encode_host(address[0].partition("%")[0], address[1])
+        has_tls = transport.get_extra_info("sslcontext") is not None
+        if has_tls:
+            self._portion_bytes = TLS_PORTION_BYTES
+        self._transport.set_write_buffer_limits(high=self._portion_bytes)
+        if self._server.admit(self):
+            own_bytes = TLS_CONNECTION_BYTES if has_tls else CONNECTION_BYTES
+            self._server.memory.add(self, MemoryUse.CONNECTIONS, own_bytes)
+        else:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        server, connection = self._server, self._connection
+        try:
+            connection.receive(data)
+            server.schedule_turn()
+            self.last_active_s = server.turn_start_s
+            events = connection.events()
+            if self._is_silent:
+                events = self._watch_first(events)
+            remaining_work = server.handle_events(self, events)
+        except RemoteProtocolError as error:
+            self._close_after(error)
+        else:
+            if remaining_work is not None:
+                # Read nothing more until it is done: the responses keep the order of the requests.
+                self._has_waiting_events = True
+                self._update_reading()
+                server.memory.set(self, MemoryUse.WAITING_REQUESTS, connection.buffered_bytes)
+                server.add_waiting(self._continue(events, remaining_work))
+        self._update_partial()
+
+    def _watch_first(self, events: Iterator[Event]) -> Iterator[Event]:
+        """Yield the events, and note that the connection is not silent before the first."""
+        for event in events:
+            if self._is_silent:
+                self._is_silent = False
+                self._server.request_received(self)
+            yield event
+
+    def _continue(self, events: Iterator[Event], begun: SlicedWork) -> SlicedWork:
+        """Finish a request that was begun, then handle the other events of its chunk."""
+        handle_event = self._server.handle_event
+        work: SlicedWork | None = begun
+        try:
+            while self.is_open:
+                if work is not None:
+                    for _ in work:
+                        yield
+                        if not self.is_open:
+                            return  # nobody reads the result
+                if self._must_wait:
+                    self._suspended_events = events
+                    return
+                event = next(events, None)
+                if event is None:
+                    break
+                self.last_active_s = self._server.turn_start_s
+                work = handle_event(self, event)
+                yield
+        except RemoteProtocolError as error:
+            self._close_after(error)
+        except Exception:
+            log.exception("connection closed peer=%s: a request failed", self.address)
+            self.abort()
+        self._has_waiting_events = False
+        self._server.memory.set(self, MemoryUse.WAITING_REQUESTS, 0)
+        self._update_reading()
+        self._update_partial()
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether the next request has to wait until responses were sent, or memory was freed."""
+        return (
+            self._is_held
+            or self.is_congested
+            or self.turn_response_bytes >= TURN_RESPONSE_BYTES_MAX
+        )
+
+    def resume_events(self) -> None:
+        """Go on with requests that were suspended, if nothing holds them back any more."""
+        if self._suspended_events is not None and not self._must_wait:
+            events, self._suspended_events = self._suspended_events, None
+            self._server.add_waiting(self._continue(events, nothing_begun()))
+
+    def _close_after(self, error: RemoteProtocolError) -> None:
+        log.info("connection closed peer=%s: %s", self.address, error)
+        self.close()
+
+    def _update_partial(self) -> None:
+        if self._connection.partial_frame != self.partial:
+            before, self.partial = self.partial, self._connection.partial_frame
+            self._server.update_partial(self, before)
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self.last_active_s = self._server.elapsed_s()
+        self._send_unsent()
+        self._server.update_unsent(self)
+        self._update_reading()
+        self.resume_events()
+
+    def hold_reading(self, is_held: bool) -> None:
+        """Stop or resume reading, depending on the memory that all connections together use."""
+        if is_held != self._is_held:
+            self._is_held = is_held
+            self._update_reading()
+
+    def _update_reading(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        should_read = not (self._is_held or self._has_waiting_events or self.is_congested)
+        if should_read and not transport.is_reading():
+            transport.resume_reading()
+        elif not should_read and transport.is_reading():
+            transport.pause_reading()
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many responses are unsent that no more may be added."""
+        if not self._is_write_paused:
+            return False
+        unsent_bytes = self.turn_response_bytes + self._unsent_bytes
+        return unsent_bytes >= self._server.connection_unsent_bytes_max()
+
+    def unsent_bytes(self) -> int:
+        """Return how many bytes of responses are kept, here and in the transport."""
+        transport = self._transport
+        return self._unsent_bytes + (0 if transport is None else transport.get_write_buffer_size())
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._discard()
+        self._fail_calls(self._connection.close())
+        self._server.connection_closed(self)
+
+    # --- what the broker uses: see broker.dispatch.Channel ---------------------------------------
+
+    def respond(
+        self,
+        request: Request[Any],
+        header: Header | None = None,
+        *,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        body: Body = b"",
+    ) -> None:
+        if header is None and not (code or remark or body):
+            self.write(encode_success(request))
+        else:
+            self.write(encode_response(request, header, code=code, remark=remark, body=body))
+
+    def respond_send(
+        self,
+        request: Request[Any],
+        log_offset: int,
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        transaction_id: str | None = None,
+    ) -> None:
+        data = self._encode_send_response(
+            request, log_offset, queue_id, queue_offset, code, transaction_id
+        )
+        if data:  # the body of write(), inlined because every send passes here
+            if not self._outgoing:
+                self._server.schedule_flush(self)
+            self._outgoing.append(data)
+
+    def respond_send_batch(
+        self,
+        request: Request[Any],
+        log_offsets: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+    ) -> None:
+        encoder = self._server.send_response_encoder
+        self.write(encoder.encode_batch(request, log_offsets, queue_id, queue_offset, code))
+
+    def respond_pull(
+        self,
+        request: Request[Any],
+        *,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        topic_sys_flag: int = 0,
+        group_sys_flag: int = 0,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        slices: Sequence[Body] = (),
+    ) -> None:
+        self.write_pieces(
+            encode_pull_response(
+                request,
+                next_offset=next_offset,
+                min_offset=min_offset,
+                max_offset=max_offset,
+                topic_sys_flag=topic_sys_flag,
+                group_sys_flag=group_sys_flag,
+                code=code,
+                remark=remark,
+                body=slices,
+            )
+        )
+
+    def write(self, data: bytes) -> None:
+        if data:
+            if not self._outgoing:
+                self._server.schedule_flush(self)
+            self._outgoing.append(data)
+            self.turn_response_bytes += len(data)
+
+    def write_pieces(self, pieces: Sequence[Body]) -> None:
+        if pieces:
+            if not self._outgoing:
+                self._server.schedule_flush(self)
+            self._outgoing += pieces
+            self.turn_response_bytes += sum(map(len, pieces))
+
+    @property
+    def can_send(self) -> bool:
+        """Whether the client reads what it gets, so that requests can be sent to it."""
+        return (
+            self._transport is not None
+            and not self._is_write_paused
+            and self.turn_response_bytes < TURN_RESPONSE_BYTES_MAX
+        )
+
+    def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
+        if not self.can_send:
+            return False
+        try:
+            self.write(self._connection.send_oneway(code, fields, body))
+        except NotSent:
+            return False
+        return True
+
+    def call(
+        self,
+        code: int,
+        fields: Header,
+        body: Body,
+        on_response: Callable[[Command | None, bytes], None],
+        *,
+        timeout_s: float,
+    ) -> bool:
+        if not self.can_send:
+            return False
+        deadline_s = self._server.elapsed_s() + timeout_s
+        try:
+            call, data = self._connection.call(code, fields, body, deadline_s=deadline_s)
+        except NotSent:
+            return False
+        self._pending_calls[call] = on_response
+        self.write(data)
+        self._server.add_calling(self)
+        return True
+
+    def response_received(self, response: Response) -> None:
+        self._end_call(response.call, response.command, response.body)
+
+    def expire_calls(self, now_s: float) -> bool:
+        """Fail the calls whose time is over. Return whether others still wait for a response."""
+        self._fail_calls(self._connection.expire(now_s=now_s))
+        return bool(self._pending_calls)
+
+    def _fail_calls(self, failures: list[CallFailed]) -> None:
+        for failure in failures:
+            self._end_call(failure.call, None, b"")
+
+    def _end_call(self, call: Call, command: Command | None, body: Body) -> None:
+        on_response = self._pending_calls.pop(call, None)
+        if on_response is None:
+            return
+        try:
+            on_response(command, bytes(body))
+        except Exception:  # it costs the one who waits for this response, and nobody else
+            log.exception("response not handled peer=%s code=%d", self.address, call.code)
+
+    def flush(self) -> None:
+        """Hand the responses of this turn to the transport, as far as it takes them."""
+        out, self._outgoing = self._outgoing, []
+        self.turn_response_bytes = 0
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        size = sum(map(len, out))
+        if size > self._portion_bytes or self._is_write_paused or self._unsent:
+            self._unsent.extend(out)
+            self._unsent_bytes += size
+            self._send_unsent()
+        elif len(out) == 1:
+            transport.write(out[0])
+        elif size <= JOINED_WRITE_BYTES_MAX:
+            transport.write(b"".join(out))
+        else:
+            transport.writelines(out)
+
+    def _send_unsent(self) -> None:
+        """Hand unsent responses to the transport in portions, until it asks for a pause."""
+        transport, unsent = self._transport, self._unsent
+        if transport is None or transport.is_closing():
+            return
+        while unsent and not self._is_write_paused:
+            portion: list[Body] = []
+            remaining = self._portion_bytes
+            while unsent and remaining > 0:
+                piece = unsent.popleft()
+                if len(piece) > remaining:
+                    view = memoryview(piece)
+                    unsent.appendleft(view[remaining:])
+                    piece = view[:remaining]
+                portion.append(piece)
+                remaining -= len(piece)
+            self._unsent_bytes -= self._portion_bytes - remaining
+            transport.writelines(portion)
+
+    def close(self) -> None:
+        """Close the connection after the client has read its responses."""
+        if self._transport is not None:
+            self.flush()
+            if self._unsent and not self._transport.is_closing():
+                # The transport waits for what it has, as it would for the rest.
+                self._transport.writelines(self._unsent)
+                self._unsent.clear()
+                self._unsent_bytes = 0
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once, without writing anything."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._discard()
+
+    def drop(self) -> None:
+        """Close the connection at once, without waiting for a client that does not read."""
+        if self._transport is not None:
+            self.flush()
+            self._transport.abort()
+            self._discard()
+
+    def _discard(self) -> None:
+        """Free the bytes of a connection that is closed. Others may refer to it for a while."""
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._outgoing.clear()
+        self._suspended_events = None
+        self._connection.discard_received()
+
+
+def nothing_begun() -> SlicedWork:
+    """Return work for a connection whose last request is done, but not all of its requests."""
+    yield from ()
