@@ -7,12 +7,17 @@ agrees with queues and index.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.store import MessageStore
+from tests.support.stores import HOST, TINY, assert_clean, sample
 
 PROGRAM = """
 import sys
@@ -86,5 +91,14 @@ def test_a_failed_allocation_leaves_a_store_that_agrees_with_its_log(
         check=False,
         cwd=Path(__file__).parents[2],
     )
+    if result.returncode == -signal.SIGSEGV:
+        # A C extension did not check an allocation. To the store, that is a crash like any other.
+        newest = max(tmp_path.iterdir(), key=lambda directory: int(directory.name))
+        store = MessageStore.open(RealDisk(newest), TINY, store_host=HOST)
+        bodies = [bytes(record.body) for record in store.records()]
+        assert bodies[:3] == [sample(number).body for number in range(3)]
+        store.close()
+        assert_clean(newest)
+        return
     assert result.returncode == 0, result.stderr[-3000:]
     assert int(result.stdout) > 5

@@ -192,7 +192,11 @@ class ConsumeQueue:
     def _file_for_writing(self, base: int) -> File:
         disk, path = self._blocks.disk, self._path(base)
         if base in self._bases:
-            return disk.open(path)
+            file = disk.open(path)
+            if file.size < self._blocks.file_bytes:
+                # A power cut has left it short, and a start opens no queue file to notice that.
+                file.resize(self._blocks.file_bytes)
+            return file
         file = disk.create(path, self._blocks.file_bytes)
         disk.sync_directory(self.directory)
         self._bases.append(base)

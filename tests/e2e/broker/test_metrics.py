@@ -277,6 +277,7 @@ def test_the_page_has_the_declared_metrics_with_their_kinds_and_labels(
         with_samples.add(name)
     # These have no samples before the first event that they count.
     assert families.keys() - with_samples == {
+        "escrowmq_damage_found_total",
         "escrowmq_unreadable_requests_total",
         "rocketmq_commit_messages_total",
         "rocketmq_consumer_connections",
