@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Many tests wait for processes and timers, so one worker more than there are cores keeps them busy.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
 .PHONY: help setup check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants docs lock clean
 
@@ -35,7 +37,7 @@ java:  ## Java 17 or newer for Spark: the machine's own, else Debian's package
 	@.ci/java
 
 test: $(READY) databases java  ## every test that CI runs
-	$(BIN)/pytest -n auto --dist worksteal -m "not nightly"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not nightly"
 
 demo: $(READY) java  ## Bob pays Smith while processes are killed; Spark proves that both banks agree
 	$(BIN)/python -m examples.bank

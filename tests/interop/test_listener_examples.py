@@ -54,8 +54,9 @@ def run_example(command: list[str], servers: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(RUN_S + 120)
-@pytest.mark.parametrize("broker", [OURS, pytest.param(APACHE, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("broker", [OURS, APACHE])
 def test_the_java_example_prints_the_table(broker: str, tmp_path: Path) -> None:
     if shutil.which("javac") is None or shutil.which("mvn") is None:
         pytest.skip("Java or Maven is missing (no `javac` or no `mvn` on the path)")

@@ -107,6 +107,7 @@ def test_where_rocketmq_4_sends_other_keys_ours_are_those_of_5(ours: dict[str, S
 
 @pytest.mark.slow
 @pytest.mark.apache
+@pytest.mark.nightly
 def test_the_captured_shapes_are_those_of_a_running_rocketmq(version: str, tmp_path: Path) -> None:
     assert capture(version, tmp_path) == fixtures.shapes(version)
 

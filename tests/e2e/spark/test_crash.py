@@ -1,6 +1,6 @@
 """A process is killed with SIGKILL during an exactly-once stream: no row is lost or duplicated.
 
-`make spark-crash` goes through all points. These tests take a dozen of them: before and after the
+`make spark-crash` goes through all points. These tests take half a dozen: before and after the
 decision, in a task, in the broker and in the driver. To kill a driver means to start Java again, so
 only one case does; it kills the driver when the decision is sent and its result is not known.
 """
@@ -25,17 +25,11 @@ from tests.spark_crash.cases import (
 from tests.spark_crash.runs import CrashHarness, Observations, outcomes_of
 
 IN_CI = [
-    Case("worker", "read-task"),
-    Case("worker", "write-registered"),
-    Case("broker", "write-parked-one"),
     Case("worker", "write-parked"),
     Case("broker", "write-end"),
-    Case("worker", "commit-begin"),
     Case("broker", "decide-before"),
     Case("worker", "decide-sent"),
     Case("driver", "decide-sent"),
-    Case("broker", "decide-sent"),
-    Case("worker", "decide-after"),
     Case("broker", "commit-end"),
 ]
 DRIVER_CASES = [
@@ -46,7 +40,7 @@ DRIVER_CASES = [
 
 
 @pytest.mark.timeout(1800)
-def test_every_row_is_stored_once_after_a_kill_at_a_dozen_points(tmp_path: Path) -> None:
+def test_every_row_is_stored_once_after_a_kill_at_half_a_dozen_points(tmp_path: Path) -> None:
     assert_cases_survive(IN_CI, tmp_path)
 
 
