@@ -128,7 +128,10 @@ class Simulation:
         if probabilities is not None:
             self.attempt(lambda: self._inject_events(probabilities))
         if self.process is not None:
-            self.model.check_visible(self.process)
+            try:
+                self.model.check_visible(self.process)
+            except PowerCut:  # a read opens files, and the power may fail at any call
+                self.power_cut()
         assert not self.traceback_collector.tracebacks, self.traceback_collector.tracebacks[0]
 
     def attempt(self, step: Callable[[], None]) -> None:

@@ -37,6 +37,7 @@ class BrokerBench:
         sync: bool = False,
         counters: BrokerCounters | None = None,
         memory: ClientMemory | None = None,
+        elapsed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.disk = disk or FaultyDisk()
         self.config = config or Config(store=TINY)
@@ -51,6 +52,7 @@ class BrokerBench:
             when_flushed=self._when_flushed if sync else None,
             counters=counters,
             memory=memory,
+            elapsed_s=elapsed_s,
         )
         self.channel = FakeChannel()
 

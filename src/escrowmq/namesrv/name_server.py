@@ -176,7 +176,9 @@ class NameServer:
                 response = yield from response
             return encode_response(request, response.header, body=response.body)
         except RequestRefused as error:
-            refusal = error
+            # With its traceback it would be part of a cycle with this frame, and keep the request
+            # in memory until the next garbage collection.
+            refusal = error.with_traceback(None)
         except BrokenBody as error:
             refusal = system_error(str(error))
         except LocalProtocolError as error:
@@ -504,11 +506,7 @@ class KvConfig:
             raise ConfigError(f"kvConfig.json: {error}") from error
         kv_config = cls(entries_max=entries_max)
         kv_config._table = {name: dict(table) for name, table in file.config_table.items()}
-        kv_config._length = sum(
-            _entry_length(name, key, value)
-            for name, table in kv_config._table.items()
-            for key, value in table.items()
-        )
+        kv_config._length = kv_config._total_length()
         return kv_config
 
     def dump(self) -> dict[str, Any]:
@@ -518,6 +516,7 @@ class KvConfig:
     def restore(self, content: dict[str, Any]) -> None:
         """Undo what has changed since `dump` returned this content, because it was not saved."""
         self._table = {name: dict(table) for name, table in content["configTable"].items()}
+        self._length = self._total_length()
 
     def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value. Raises RequestRefused if a name or the value is too long, or a limit hit."""
@@ -564,6 +563,13 @@ class KvConfig:
     @property
     def count(self) -> int:
         return sum(map(len, self._table.values()))
+
+    def _total_length(self) -> int:
+        return sum(
+            _entry_length(name, key, value)
+            for name, table in self._table.items()
+            for key, value in table.items()
+        )
 
 
 def _entry_length(namespace: str, key: str, value: str) -> int:
