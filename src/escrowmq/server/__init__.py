@@ -12,7 +12,8 @@ What always holds:
   - everything of a broker runs in one thread, its event loop; only flushes, checkpoints and the
     deletion of files run beside it
   - a response leaves only after its records are as durable as the flush mode promises
-  - memory is bounded: everything that is kept for a client is counted, and the greedy are limited
+  - memory is bounded: what is kept for a client is counted in bytes, or limited in number, and the
+    greedy are limited first
   - if a background task fails, the process stops cleanly; it never continues without that task
 
 Modules in reading order:
