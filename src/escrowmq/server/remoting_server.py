@@ -149,14 +149,14 @@ class ServerConnection(asyncio.Protocol):
         if (
             self._remaining_events is not None
             and not self._is_continue_scheduled
-            and not self.is_congested
+            and not (self.is_congested or self._is_held)
         ):
             self._is_continue_scheduled = True
             self._server.call_soon(self._continue)
 
     def _continue(self) -> None:
         self._is_continue_scheduled = False
-        if self._remaining_events is None or self.is_congested:
+        if self._remaining_events is None or self.is_congested or self._is_held:
             return
         events, self._remaining_events = self._remaining_events, None
         self._server.memory.set(self, MemoryUse.WAITING_REQUESTS, 0)
@@ -188,6 +188,7 @@ class ServerConnection(asyncio.Protocol):
         if is_held != self._is_held:
             self._is_held = is_held
             self._update_reading()
+            self._schedule_continue()
 
     def _update_reading(self) -> None:
         transport = self._transport
