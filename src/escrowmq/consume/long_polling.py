@@ -26,7 +26,7 @@ from escrowmq.message.record import QueueOffset
 from escrowmq.peer import Peer
 
 HELD_PULLS_PER_CHANNEL_MAX: Final = 10_000
-HELD_PULL_BYTES: Final = 1_500  # measured: 1,400 bytes with its request, without its filter
+HELD_PULL_BYTES: Final = 1_500  # an estimate, with its request and without its filter
 ARRIVALS_MAX: Final = 256  # of a queue that wait for being looked at; then all filters match
 _HEAP_SLACK: Final = 64
 
