@@ -62,7 +62,7 @@ PORTION_BYTES = 256 * 1024
 TLS_PORTION_BYTES = 64 * 1024
 # Responses of one connection in one turn; then the others have a turn.
 TURN_RESPONSE_BYTES_MAX = 1024 * 1024
-# Of the connection's own objects. With TLS, an estimate of the state of OpenSSL and the buffers of the
+# Estimates of a connection's own objects; with TLS, of OpenSSL's state and the buffers of the
 # event loop: up to two portions on the way out, and what has arrived in between.
 CONNECTION_BYTES = 8 * 1024
 TLS_CONNECTION_BYTES = 160 * 1024
