@@ -1,8 +1,9 @@
 """How many bytes the server keeps for each client connection, and in all.
 
-Everything that outlives the request that brought it is counted here, by the table that keeps it:
-incomplete requests, unsent responses, held pulls, members of groups, locks, calls that wait for a
-client, registrations. The counts are estimates of what the objects take, rounded up.
+What outlives the request that brought it is counted here, by the table that keeps it: incomplete
+requests, unsent responses, held pulls, members of groups, subscriptions, registrations. The counts
+are estimates of what the objects take. Locks and calls that wait for a client are limited by number
+and are not counted.
 
     reserve()   before something is kept at a client's wish; refuses the greedy with TableFull
     add()       for what is there already, such as the bytes of an incomplete request
@@ -41,9 +42,7 @@ class MemoryUse(enum.IntEnum):
     HELD_PULLS = 4
     MEMBERS = 5
     SUBSCRIPTIONS = 6
-    LOCKS = 7
-    CALLS = 8  # requests of others that wait for a response of this client
-    REGISTRATIONS = 9  # of brokers, at the name server
+    REGISTRATIONS = 7  # of brokers, at the name server
 
     @property
     def label(self) -> str:

@@ -45,7 +45,7 @@ from escrowmq.peer import Peer
 MEMBER_TIMEOUT_MS: Final = 120_000  # without a heartbeat; clients send one every 30 s
 MEMBERS_MAX: Final = 100_000
 MEMBERS_PER_CHANNEL_MAX: Final = 1_000
-MEMBER_BYTES: Final = 1_000  # measured: 850 bytes and the names
+MEMBER_BYTES: Final = 1_000  # an estimate, without the names
 
 # The owner's type of channel. The tables hand channels out again as the type they were given.
 C = TypeVar("C", bound=Peer)

@@ -185,9 +185,7 @@ async def _serve(
     )
     registry, health = new_registry(config, role), Health()
     registry.add(access_metrics(access))
-    # One for the process: the ports share its memory.
-    watermark = MemoryWatermark(ClientMemory(memory_limits(config.network)))
-    registry.add(client_memory_metrics(watermark))
+    watermark = _new_watermark(config, registry)
     async with contextlib.AsyncExitStack() as parts:
         await parts.enter_async_context(
             background_tasks(failed, *(watcher.run() for watcher in access.watchers))
@@ -250,6 +248,13 @@ def exit_within(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, [FAILED])
     timer.daemon = True
     timer.start()
+
+
+def _new_watermark(config: Config, registry: Registry) -> MemoryWatermark:
+    """Return the watermark of the process: its ports share the memory."""
+    watermark = MemoryWatermark(ClientMemory(memory_limits(config.network)))
+    registry.add(client_memory_metrics(watermark))
+    return watermark
 
 
 def _stop_with_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
