@@ -714,4 +714,4 @@ class EscrowMachine(RuleBasedStateMachine):
 
 
 EscrowMachine.TestCase.settings = settings(stateful_step_count=40)
-TestEscrow = pytest.mark.slow(EscrowMachine.TestCase)
+TestEscrow = pytest.mark.timeout(900)(pytest.mark.slow(EscrowMachine.TestCase))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from escrowmq.broker.processors.send import is_plain_half
@@ -157,6 +157,7 @@ def test_the_fast_path_makes_the_same_half_as_the_general_one(text: str) -> None
     assert derived is not None or "\x01\x02" in text, "only an empty value has to be parsed later"
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much])  # many properties are not plain
 @given(st.lists(st.tuples(property_names, property_values), max_size=8), st.integers(0, 8))
 def test_the_fast_path_equals_the_general_one_for_any_plain_properties(
     items: list[tuple[str, str]], index: int
