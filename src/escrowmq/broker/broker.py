@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, Final
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
@@ -21,6 +22,7 @@ from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_failure
 from escrowmq.broker.flow_control import FlowControl
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
+from escrowmq.broker.native_requests import NativeRequests
 from escrowmq.broker.processors.admin_broker import (
     BackupProcessor,
     BrokerAdmin,
@@ -46,13 +48,16 @@ from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
+from escrowmq.escrow.half_table import new_half_table
 from escrowmq.escrow.recovery import TimeConversion
 from escrowmq.limited_log import LimitedLog
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.message.record import LogOffset, NewRecord
+from escrowmq.native import NativePath, load_native
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.sliced_work import SlicedWork, SliceScheduler
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import groups_file, offsets_file, topics_file
@@ -62,6 +67,7 @@ from escrowmq.store.store import MessageStore
 log = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS: Final = 10_000
+IPV4_HOST_BYTES: Final = 8
 
 
 class Broker:
@@ -85,6 +91,7 @@ class Broker:
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
         memory: ClientMemory | None = None,
         elapsed_s: Callable[[], float] = lambda: 0.0,
+        native: NativePath | None = None,
     ) -> None:
         """Create a broker on an open store.
 
@@ -98,7 +105,9 @@ class Broker:
         past_times: converts times that an earlier process recorded to the broker's time. Without
             it they are believed.
         memory: counts what is kept for each channel. Without it, nothing is limited by bytes.
+        native: the native path, or why there is none. Without it, it is used if it is installed.
         """
+        self.native = load_native() if native is None else native
         self._memory = ClientMemory() if memory is None else memory
         self.store = store
         self.counters = BrokerCounters() if counters is None else counters
@@ -148,6 +157,12 @@ class Broker:
         self._permissions = RequestPermissions(
             store, self.transactions.coordinator, cluster=config.broker.cluster_name
         )
+        self.native_requests: NativeRequests | None = None
+        if self.native.module is not None and len(store_host) == IPV4_HOST_BYTES:
+            self.native_requests = self._create_native_requests(
+                self.native.module, config, when_flushed
+            )
+            self._configure_native_requests(config)
 
     def _create_processors(
         self,
@@ -189,6 +204,7 @@ class Broker:
             age_max_ms=config.store.retention_ms,
             piece_bytes=decision_piece_bytes,
             times=past_times,
+            halves=new_half_table(self.native),
         )
         self.group_decisions = GroupDecisions(
             store,
@@ -219,6 +235,41 @@ class Broker:
             creations=partial(creations_of_request, self.topics, self.groups),
         )
         self._create_client_processors(config, wall_ms)
+
+    def _create_native_requests(
+        self, module: ModuleType, config: Config, when_flushed: WhenFlushed | None
+    ) -> NativeRequests:
+        return NativeRequests(
+            module,
+            self.store,
+            self.topics,
+            self.groups,
+            self.transactions.coordinator,
+            self.counters,
+            SendResponseEncoder(
+                store_host=self._store_host,
+                region=config.broker.region_id,
+                trace_on=config.broker.trace_on,
+            ),
+            added_properties=self.send_processor.added_properties,
+            is_allowed=self._allows_native_requests,
+            when_flushed=when_flushed,
+            messages_arrived=self.pull_processor.batch_arrived,
+            wall_ms=self._wall_ms,
+        )
+
+    def _configure_native_requests(self, config: Config) -> None:
+        if self.native_requests is not None:
+            self.native_requests.change_config(
+                config.transaction,
+                message_bytes_max=config.store.message_bytes_max,
+                half_bytes_max=self.transactions.half_processor.half_bytes_max,
+                is_writable=config.broker.is_writable,
+            )
+
+    def _allows_native_requests(self) -> bool:
+        # Signatures and rates are checked for each request, by the Python path.
+        return self._access_validator is None and not self.flow_control.is_limiting
 
     def _create_turn(
         self,
@@ -428,7 +479,8 @@ class Broker:
         self.turn.append_all(now_ms)
         self.flow_control.update()
         has_work = self._background_work.run_turn()
-        return self.group_decisions.has_pending_pieces or has_work
+        # A repeated end is decided again after the append, and responds with the next one.
+        return self.group_decisions.has_pending_pieces or has_work or self.turn.has_pending
 
     def _run_part(self, name: str, part: Callable[[], None]) -> None:
         """Run a part of a turn or a tick. If it fails, the other parts are still run."""
@@ -489,6 +541,7 @@ class Broker:
         self.client_processor.allows_sql = config.consume.filters_by_sql
         self.transactions.change_config(config.transaction, config.store.retention_ms)
         self.flow_control.change_config(config.overload)
+        self._configure_native_requests(config)
 
     # --- files beside the log --------------------------------------------------------------------
 

@@ -139,6 +139,10 @@ class CheckSchedule:
             self._last_due_ms = due_ms
         self._last_slot.append(queue_offset)
 
+    def add_many(self, queue_offsets: array[int], due_ms: int) -> None:
+        """Add halves that are due at the same time."""
+        self._get_or_create_slot(-(-due_ms // SLOT_MS)).extend(queue_offsets)
+
     def _get_or_create_slot(self, slot_number: int) -> array[int]:
         slot = self._slots.get(slot_number)
         if slot is None:

@@ -368,6 +368,7 @@ def _new_server(
             store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
         ),
         watermark=watermark,
+        plain_requests=broker.native_requests,
     )
 
 

@@ -51,6 +51,8 @@ TURN_RESPONSE_BYTES_MAX = 1024 * 1024
 # Of the connection's own objects. With TLS, the measured state of OpenSSL and the buffers of the
 # event loop: up to two portions on the way out, and what has arrived in between.
 CONNECTION_BYTES = 8 * 1024
+IPV4_HOST_BYTES = 8
+PLAIN_FRAME_BYTES_MAX = 64 * 1024  # longer frames are not plain
 TLS_CONNECTION_BYTES = 160 * 1024
 
 
@@ -81,6 +83,9 @@ class ServerConnection(asyncio.Protocol):
         self.share_events = 0  # how many more of them fit into the share of this turn
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # incomplete request: bytes received so far, and its number
+        self.incomplete = b""  # the beginning of a frame, for the plain path
+        self._incomplete_count = 0
+        self._can_be_plain = False
         self.address = ""
         self.peer_host = b"\0" * 8
 
@@ -94,6 +99,9 @@ class ServerConnection(asyncio.Protocol):
         has_tls = transport.get_extra_info("sslcontext") is not None
         if has_tls:
             self._portion_bytes = TLS_PORTION_BYTES
+        self._can_be_plain = (
+            self._server.plain_requests is not None and len(self.peer_host) == IPV4_HOST_BYTES
+        )
         self._transport.set_write_buffer_limits(high=self._portion_bytes)
         if self._server.admit(self):
             own_bytes = TLS_CONNECTION_BYTES if has_tls else CONNECTION_BYTES
@@ -102,6 +110,39 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        server = self._server
+        # Behind a request of this turn that was not plain, nothing is: the order is kept.
+        if server.plain_requests is not None and self._can_be_plain and (
+            self.turn_number != server.turn_number and not self._has_waiting_events
+        ):
+            server.add_chunk(self, data)
+            self.last_active_s = server.turn_start_s
+            return
+        self._receive(self.take_incomplete() + data)
+
+    def take_incomplete(self) -> bytes:
+        """Remove and return the beginning of a frame that the last chunk of this turn cut."""
+        incomplete, self.incomplete = self.incomplete, b""
+        return incomplete
+
+    def receive_leftover(self, rest: bytes, *, is_stopped: bool, is_new_frame: bool) -> None:
+        """Go on with what the plain path has left of a chunk.
+
+        `is_stopped`: it begins with a request that is not plain. Otherwise it is the beginning of
+        a frame; `is_new_frame`: another one than before.
+        """
+        if self._is_silent and is_new_frame:
+            self._is_silent = False
+            self._server.request_received(self)
+        if is_stopped:
+            self._receive(rest)
+            return
+        self.incomplete = rest
+        self._incomplete_count += is_new_frame
+        self._update_partial()
+
+    def _receive(self, data: bytes) -> None:
+        """Handle requests in the Python path."""
         server, connection = self._server, self._connection
         try:
             connection.receive(data)
@@ -120,7 +161,16 @@ class ServerConnection(asyncio.Protocol):
                 self._update_reading()
                 server.memory.set(self, MemoryUse.WAITING_REQUESTS, connection.buffered_bytes)
                 server.add_waiting(self._continue(events, remaining_work))
+        self._return_partial()
         self._update_partial()
+
+    def _return_partial(self) -> None:
+        """Let the plain path go on with a frame that is not complete, if it is short."""
+        partial_bytes, number = self._connection.partial_frame
+        is_handled = not self._has_waiting_events and self.is_open
+        if self._can_be_plain and is_handled and 0 < partial_bytes < PLAIN_FRAME_BYTES_MAX:
+            self.incomplete = self._connection.take_partial()
+            self._incomplete_count = number
 
     def _watch_first(self, events: Iterator[Event]) -> Iterator[Event]:
         """Yield the events, and note that the connection is not silent before the first."""
@@ -157,6 +207,7 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
         self._has_waiting_events = False
         self._server.memory.set(self, MemoryUse.WAITING_REQUESTS, 0)
+        self._return_partial()
         self._update_reading()
         self._update_partial()
 
@@ -180,8 +231,11 @@ class ServerConnection(asyncio.Protocol):
         self.close()
 
     def _update_partial(self) -> None:
-        if self._connection.partial_frame != self.partial:
-            before, self.partial = self.partial, self._connection.partial_frame
+        partial = self._connection.partial_frame
+        if self.incomplete:
+            partial = len(self.incomplete), self._incomplete_count
+        if partial != self.partial:
+            before, self.partial = self.partial, partial
             self._server.update_partial(self, before)
 
     def pause_writing(self) -> None:

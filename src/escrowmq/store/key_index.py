@@ -40,7 +40,7 @@ import msgspec
 from escrowmq.errors import ReadFailed, StoreError
 from escrowmq.message.record import LogOffset
 from escrowmq.parsing import format_file_timestamp
-from escrowmq.store.columns import KeyColumns, PendingKeys, key_hash, newest_first, pack_rows
+from escrowmq.store.columns import KeyColumns, PendingKeys, find_pending, key_hash, pack_rows
 from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import (
     Disk,
@@ -310,12 +310,10 @@ class KeyIndex:
         seen = set()  # a key may be in memory and in a file while a flush is running
         passed = 0
         for pending in self._unwritten_keys():
-            for entry_topic, entry_key, log_offset, stored_ms in newest_first(pending):
-                is_match = (entry_topic, entry_key) == (topic, key)
-                is_match = is_match and begin_ms <= stored_ms <= end_ms
-                if is_match and log_offset not in seen:
-                    seen.add(log_offset)
-                    yield LogOffset(log_offset)
+            for entry in find_pending(pending, topic, key):
+                if entry is not None and begin_ms <= entry[1] <= end_ms and entry[0] not in seen:
+                    seen.add(entry[0])
+                    yield LogOffset(entry[0])
                 passed += 1
                 if passed % ENTRIES_PER_SLICE == 0:
                     yield None

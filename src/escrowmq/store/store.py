@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from escrowmq.config import DelayConfig, StoreConfig
 from escrowmq.errors import (
@@ -45,7 +45,7 @@ from escrowmq.message.record import (
 )
 from escrowmq.sliced_work import SlicedResult, run_to_end
 from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
-from escrowmq.store.columns import PendingKeyRun, PendingKeys
+from escrowmq.store.columns import KeyBlock, PendingKeyRun, PendingKeys, newest_stored_ms
 from escrowmq.store.commit_log import (
     AppendResult,
     CommitLog,
@@ -282,6 +282,36 @@ class StoreReader:
         return [(queue.topic, queue.queue_id) for queue in self._queues]
 
 
+class EncodableBatch(Protocol):
+    """Records that encode themselves once their offsets are known."""
+
+    @property
+    def queues(self) -> Sequence[tuple[str, int]]:
+        """Topic and queue id of each queue that gets messages."""
+
+    def encode(
+        self, log_end: int, segment_bytes: int, stored_ms: int, next_offsets: list[int]
+    ) -> None:
+        """Encode all records for the end of the log. `next_offsets` are those of the queues."""
+
+    @property
+    def pieces(self) -> Sequence[tuple[int, memoryview]]:
+        """The bytes for each segment, with the log offset at which they begin."""
+
+    @property
+    def end(self) -> int:
+        """The log offset behind the last record."""
+
+    @property
+    def last_record_offset(self) -> int: ...
+    @property
+    def entries(self) -> Sequence[bytes]:
+        """The queue entries of each queue."""
+
+    def take_keys(self) -> KeyBlock:
+        """Return the keys of all records."""
+
+
 class MessageStore(StoreReader):
     """A store in one directory. Create it with `MessageStore.open`."""
 
@@ -417,7 +447,8 @@ class MessageStore(StoreReader):
         """Apply new limits and retention times. The layout of files cannot change."""
         self.config = config
         # A record with fewer bytes is within every limit, so that `append` need not measure it.
-        self._unchecked_bytes_max = min(config.record_bytes_max - 1024, 30_000)
+        # Body and properties of this length together fit into every limit.
+        self.unchecked_bytes_max = min(config.record_bytes_max - 1024, 30_000)
 
     # --- appending -----------------------------------------------------------------------------
 
@@ -432,7 +463,7 @@ class MessageStore(StoreReader):
         batch = RunLogBatch(self._log)
         # This loop runs once per message: bound methods are looked up once.
         add, get_or_create = batch.add, self._queues.get_or_create
-        unchecked_bytes_max, delay_levels_ms = self._unchecked_bytes_max, self._delay_levels_ms
+        unchecked_bytes_max, delay_levels_ms = self.unchecked_bytes_max, self._delay_levels_ms
         results: list[AppendResult] = []
         changed_queues: list[ConsumeQueue] = []  # once per entry that was added
         pending_keys: list[PendingKeys] = []
@@ -487,16 +518,42 @@ class MessageStore(StoreReader):
                 raise RecordRefused(f"a number is out of range for its field: {error}") from error
             raise
         try:
-            self._apply_append(results, changed_queues, pending_keys, stored_ms)
+            last_offset = results[-1].log_offset if results else self._last_record_offset
+            self._apply_append(last_offset, changed_queues, pending_keys, stored_ms)
         except Exception as error:  # a MemoryError
             # The records are in the log, but memory does not know all of them. A restart helps.
             self.fail(error)
             raise StoreFailed(f"the records are stored but not indexed: {error}") from error
         return results
 
+    def append_encoded(self, batch: EncodableBatch, *, now_ms: int) -> None:
+        """Append records that encode themselves. Otherwise the same as `append`."""
+        self._check_disk_space()
+        stored_ms = now_ms if now_ms > self._last_stored_ms else self._time_not_before_last(now_ms)
+        log = self._log
+        queues: list[ConsumeQueue] = []
+        try:
+            for topic, queue_id in batch.queues:
+                queues.append(self._queues.get_or_create(topic, queue_id))
+            next_offsets = [queue.next_offset for queue in queues]
+            batch.encode(log.end, log.segment_bytes, stored_ms, next_offsets)
+            parts = [(LogOffset(begin), part) for begin, part in batch.pieces]
+            log.write_encoded(parts, LogOffset(batch.end))
+        except BaseException:
+            for queue in queues:
+                self._queues.discard_if_unused(queue)
+            raise
+        try:
+            for queue, entries in zip(queues, batch.entries, strict=True):
+                queue.add_entries(entries)
+            self._apply_append(batch.last_record_offset, queues, [batch.take_keys()], stored_ms)
+        except Exception as error:  # a MemoryError
+            self.fail(error)
+            raise StoreFailed(f"the records are stored but not indexed: {error}") from error
+
     def _apply_append(
         self,
-        results: list[AppendResult],
+        last_record_offset: int,
         queues: list[ConsumeQueue],
         pending_keys: list[PendingKeys],
         now_ms: int,
@@ -504,7 +561,7 @@ class MessageStore(StoreReader):
         self._last_stored_ms = now_ms
         self._queues.dirty.update(queues)
         self._index.pending += pending_keys if self._index.is_enabled else ()
-        self._last_record_offset = results[-1].log_offset if results else self._last_record_offset
+        self._last_record_offset = last_record_offset
 
     def _time_not_before_last(self, now_ms: int) -> int:
         """Return the stored time of records if the clock does not show more than at the last one.
@@ -533,7 +590,7 @@ class MessageStore(StoreReader):
         self, batch: RunLogBatch, run: RecordRun, queue: ConsumeQueue, stored_ms: int
     ) -> RunPositions:
         longest = max(map(len, run.bodies)) + len(run.keys[0]) + len(run.extra_properties)
-        if longest + 1024 > self._unchecked_bytes_max:
+        if longest + 1024 > self.unchecked_bytes_max:
             for record in run.records():
                 self._check_record_size(record)
         positions = batch.add_run(run, queue.next_offset, stored_ms)
@@ -700,7 +757,7 @@ class MessageStore(StoreReader):
         self._index.finish_flush(keys)
 
     def _newest_pending_ms(self) -> int:
-        return self._index.pending[-1][3] if self._index.pending else 0
+        return newest_stored_ms(self._index.pending)
 
     # --- removing ------------------------------------------------------------------------------
 
