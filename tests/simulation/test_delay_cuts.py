@@ -36,12 +36,12 @@ DERIVED = ("index", "consumequeue", "escrowmq.redo")
 def calls_to_cut(survival: Survival, *, sync: bool) -> list[int]:
     _, calls = run_scenario(survival, sync=sync)
     kinds = CALLS_TO_CUT[survival]
-    calls = [
+    numbers = [
         number
         for number, call in calls.items()
         if call.startswith(kinds) and (IS_LONG_RUN or not call.split()[1].startswith(DERIVED))
     ]
-    return calls[:: 2 if survival == "all" and not IS_LONG_RUN else 1]
+    return numbers[:: 2 if survival == "all" and not IS_LONG_RUN else 1]
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
