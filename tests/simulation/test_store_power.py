@@ -67,7 +67,7 @@ def test_a_power_cut_at_any_call_loses_nothing_durable(survival: Survival) -> No
 
 @pytest.mark.slow
 def test_a_power_cut_during_recovery_loses_nothing_durable() -> None:
-    for power_cut_at in range(5, 400, 5 if IS_LONG_RUN else 37):
+    for power_cut_at in range(5, 400, 5 if IS_LONG_RUN else 53):
         run, is_complete = run_with_power_cut(power_cut_at)
         if is_complete:
             break
