@@ -714,4 +714,5 @@ class EscrowMachine(RuleBasedStateMachine):
 
 
 EscrowMachine.TestCase.settings = settings(stateful_step_count=40)
+# Hypothesis may shrink a failing run for five minutes; a shorter timeout would hide the failure.
 TestEscrow = pytest.mark.timeout(900)(pytest.mark.slow(EscrowMachine.TestCase))
