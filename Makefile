@@ -42,8 +42,12 @@ test: $(READY) databases java  ## every test that CI runs
 demo: $(READY) java  ## Bob pays Smith while processes are killed; Spark proves that both banks agree
 	$(BIN)/python -m examples.bank
 
-sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
-	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation tests/e2e/broker/test_crowds.py tests/e2e/sql/test_crashes.py tests/e2e/pipeline/test_reconcile.py
+# Besides the simulations, the files of tests/unit and tests/e2e that have a nightly test; tests/test_house.py checks that none is missing.
+LONG_TESTS := tests/unit/store/test_flipped_bits.py tests/e2e/broker/test_crowds.py tests/e2e/broker/test_flow_control.py tests/e2e/broker/test_greedy_clients.py \
+	tests/e2e/sql/test_crashes.py tests/e2e/pipeline/test_reconcile.py tests/e2e/test_chaos.py
+
+sim: $(READY)  ## long: every fault position, every flipped bit, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
+	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation $(LONG_TESTS)
 
 chaos: $(READY)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both)
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(FLUSH),--flush $(FLUSH))

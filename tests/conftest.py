@@ -1,6 +1,6 @@
 """Hypothesis profiles: "ci" by default, "long" for a night of fuzzing (HYPOTHESIS_PROFILE=long).
 
-A test that is a coroutine runs in a loop of its own.
+A test that is a coroutine runs in a loop of its own. Tests of the Spark session come first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ from hypothesis import settings
 settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True)
 settings.register_profile("long", deadline=None, max_examples=1_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker run all tests of the shared Spark session, so that only one has to start it.
+
+    pytest-xdist gives each worker a contiguous part of the list, and a worker without work takes
+    tests from the end of another part. So the tests at the very beginning stay together.
+    """
+    items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(tryfirst=True)

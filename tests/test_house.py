@@ -329,6 +329,23 @@ def test_a_test_that_uses_a_private_name_says_why() -> None:
     assert_no_findings(apply_rule(TESTS, unexplained_private_names))
 
 
+def test_every_file_with_a_nightly_test_is_in_a_long_run() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    commands = "\n".join(re.findall(r"^(?:LONG_TESTS :=|\t).*$", makefile, re.MULTILINE))
+    long_runs = set(re.findall(r"tests/[\w/]+(?:\.py)?", commands))
+    # `make spark-crash` runs its cases without pytest.
+    long_runs.add("tests/e2e/spark/test_crash.py")
+    assert_no_findings(
+        [
+            format_finding(path, 1, "has a nightly test, and no make target runs it")
+            for path in modules(TESTS)
+            if path.name.startswith("test_") or path.name == "conftest.py"
+            if "pytest.mark.nightly" in path.read_text() and path != Path(__file__)
+            if not any((ROOT / long_run) in (path, *path.parents) for long_run in long_runs)
+        ]
+    )
+
+
 def test_every_folder_of_tests_is_a_package() -> None:
     # Two test files of the same name in different folders would clash otherwise.
     folders = {path.parent for path in modules(TESTS)}

@@ -13,9 +13,12 @@ from tests.interop.records import Record
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.nightly)])
-async def test_every_message_is_accounted_for(tmp_path: Path, seed: int) -> None:
-    report = await run(tmp_path, seconds=20, seed=seed)
+@pytest.mark.parametrize(
+    ("seed", "seconds"),
+    [(4, 12), *(pytest.param(seed, 20, marks=pytest.mark.nightly) for seed in (4, 5))],
+)
+async def test_every_message_is_accounted_for(tmp_path: Path, seed: int, seconds: float) -> None:
+    report = await run(tmp_path, seconds=seconds, seed=seed)
     assert not report.violations, str(report)
     assert report.fault_counts.total() > 0
     assert report.ledger.count(Fate.ACKNOWLEDGED) > 0, str(report)

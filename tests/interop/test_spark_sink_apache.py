@@ -11,6 +11,7 @@ import pytest
 from escrowmq.errors import ConfigError
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.records import Record
+from tests.interop.releases import with_releases
 from tests.interop.remoting import Client
 from tests.support.spark_sinks import Query, numbers
 from tests.support.waiting import wait_until
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.apache, pytest.mark.slow]
 QUEUES = 4
 
 
+@with_releases("version", in_ci=["4.9.7"])
 def test_rows_are_written_at_least_once_with_a_warning(
     version: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,8 @@
 """Open transactions continue when another broker takes over the directory: Apache's or escrowmq.
 
 The new broker checks the open halves and no others; what was decided stays decided. The tests count
-the checks that a producer receives, and the messages in the queues of its topic.
+the checks that a producer receives, and the messages in the queues of its topic. CI has each test
+once, and over all tests both releases and both ways to end a broker.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.escrowmq_server import EscrowMQ
 from tests.interop.producers import GROUP, QUEUES, STRANDED_TOPIC, TOPIC, Producer
+from tests.interop.releases import with_cases_and_releases, with_releases
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, SendResult
 from tests.interop.samples import now_ms
 
@@ -35,28 +37,12 @@ NO_CHECKS: dict[str, object] = {
 }
 # Several check intervals. Only time can show that the broker sends no further check.
 NO_MORE_CHECKS_S = 6.0
+SHUTDOWNS = {"stopped": ("stopped",), "killed": ("killed",)}
 CHECKED_GROUP, STRANDED_GROUP = "checked-group", "stranded-group"
 
 
 def numbered(name: str, count: int) -> list[str]:
     return [f"{name}-{number}" for number in range(count)]
-
-
-def every_release(*shutdowns: str) -> pytest.MarkDecorator:
-    """Run a test for each release and shutdown; CI runs the newest release, first shutdown."""
-    return pytest.mark.parametrize(
-        ("version", "shutdown"),
-        [
-            pytest.param(
-                version,
-                shutdown,
-                marks=[] if (version, shutdown) == ("5.5.0", shutdowns[0]) else pytest.mark.nightly,
-            )
-            for version in ("5.5.0", "4.9.7")
-            for shutdown in shutdowns
-        ],
-        indirect=["version"],
-    )
 
 
 def decide_open_halves(
@@ -76,7 +62,7 @@ def decide_open_halves(
 # --- our broker, then Apache's, then ours --------------------------------------------------------
 
 
-@every_release("stopped", "killed")
+@with_cases_and_releases(("shutdown",), SHUTDOWNS, in_ci=[("4.9.7", "stopped")])
 def test_apache_checks_exactly_the_halves_that_we_left_open(
     shutdown: str, version: str, tmp_path: Path
 ) -> None:
@@ -174,7 +160,7 @@ DECIDED_BY_CHECK = {"checked-commits": COMMIT, "checked-rolls-back": ROLLBACK}
 OPEN_HALVES = {"checked-0": COMMIT, "checked-1": ROLLBACK, "open-0": COMMIT, "open-1": ROLLBACK}
 
 
-@every_release("stopped", "killed")
+@with_cases_and_releases(("shutdown",), SHUTDOWNS, in_ci=[("5.5.0", "killed")])
 def test_we_check_exactly_the_halves_that_apache_left_open(
     shutdown: str, version: str, tmp_path: Path
 ) -> None:
@@ -231,9 +217,9 @@ def send_to_apache(producer: Producer) -> None:
         producer.park(name)
 
 
-@every_release("killed")
+@with_releases("version", in_ci=["5.5.0"])
 def test_a_half_that_apache_delivered_is_decided_although_its_op_was_lost(
-    shutdown: str, version: str, tmp_path: Path
+    version: str, tmp_path: Path
 ) -> None:
     # 5.5.0 collects ops in memory: after a kill only the delivered message shows the decision.
     with EscrowMQ(tmp_path, NO_CHECKS) as escrowmq:

@@ -2,10 +2,15 @@
 
 Nothing that was promised is lost, and nothing is delivered twice: levels, timers, retries, and
 committed delayed transactions. `delay_run.py` has the scenario and the model.
+
+In CI every write is cut with a mixture of old and new sectors, every flush with nothing that
+survives, and every second write with everything, all of the files that cannot be rebuilt. A long
+run (ESCROWMQ_SEEDS) cuts at every disk call with every survival.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
@@ -27,14 +32,16 @@ CALLS_TO_CUT: dict[Survival, tuple[str, ...]] = {
 DERIVED = ("index", "consumequeue", "escrowmq.redo")
 
 
+@functools.cache
 def calls_to_cut(survival: Survival, *, sync: bool) -> list[int]:
     _, calls = run_scenario(survival, sync=sync)
     kinds = CALLS_TO_CUT[survival]
-    return [
+    numbers = [
         number
         for number, call in calls.items()
         if call.startswith(kinds) and (IS_LONG_RUN or not call.split()[1].startswith(DERIVED))
     ]
+    return numbers[:: 2 if survival == "all" and not IS_LONG_RUN else 1]
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])

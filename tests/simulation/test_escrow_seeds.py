@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.escrow_simulation import run_random
 
-SEEDS = int(os.environ.get("ESCROWMQ_SEEDS", "200"))
+SEEDS = int(os.environ.get("ESCROWMQ_SEEDS", "120"))
 ONLY_SEED = os.environ.get("ESCROWMQ_SEED")
 BLOCKS = 20
 

@@ -40,6 +40,13 @@ SETTINGS: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
+# Options of a pipeline's command that runs in the shared session. Without them it would set its own
+# number of partitions, for itself and for all later tests.
+COMMAND_OPTIONS: Final = (
+    "--conf",
+    f"spark.sql.shuffle.partitions={SETTINGS['spark.sql.shuffle.partitions']}",
+)
+
 # PySpark warns that it does not support pandas 3 fully, and closes its sockets late.
 IGNORED_WARNINGS: Final = (
     "ignore:.*pandas.*:FutureWarning",

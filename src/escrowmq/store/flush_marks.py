@@ -95,6 +95,9 @@ def load_marks(disk: Disk) -> SavedMarks:
     invalid = [] if boot_id is not None else [0]
     slots = content[HEADER_BYTES:]
     slots = slots[: len(slots) - len(slots) % _SLOT.size]
+    # Most starts find few marks in thousands of slots: do not look at the unused slots at the end.
+    used_bytes = len(slots.rstrip(b"\0"))
+    slots = slots[: used_bytes + -used_bytes % _SLOT.size]
     for number, (log_offset, crc, zero) in enumerate(_SLOT.iter_unpack(slots)):
         if crc == _slot_crc(log_offset):
             log_offsets.add(log_offset)

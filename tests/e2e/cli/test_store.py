@@ -15,6 +15,8 @@ from escrowmq.message import record as sysflag
 from escrowmq.message.compression import compress_body
 from escrowmq.store.disk import RealDisk
 from tests.support.brokers import COMMAND
+from tests.support.commands import CommandResult
+from tests.support.commands import run as run_command
 from tests.support.stores import HOST, NOW_MS, fill, open_store, properties, sample
 
 pytestmark = pytest.mark.slow
@@ -23,17 +25,15 @@ RECORDS = 40
 SETTINGS = StoreConfig(segment_bytes=8192, queue_file_bytes=200, index_slots=50, index_entries=200)
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+def run(*arguments: str | Path) -> CommandResult:
+    return run_command(*map(str, arguments))
 
 
 def dump(*arguments: str | Path) -> list[Any]:
     """Return the records that `store dump --json` prints."""
     result = run("store", "dump", *arguments, "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    assert (result.code, result.err) == (0, "")
+    return [json.loads(line) for line in result.lines]
 
 
 @pytest.fixture(scope="module")
@@ -65,28 +65,28 @@ def create_store(path: Path) -> Path:
 
 def test_a_clean_store_is_reported_with_exit_code_0(intact: Path) -> None:
     result = run("store", "check", intact)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert f"{RECORDS} records" in result.stdout
-    assert result.stdout.rstrip().endswith("clean")
-    assert len(result.stdout.splitlines()) == 1
+    assert (result.code, result.err) == (0, "")
+    assert f"{RECORDS} records" in result.out
+    assert result.out.rstrip().endswith("clean")
+    assert len(result.lines) == 1
 
 
 def test_damage_is_located_and_reported_with_exit_code_1(damaged: Path) -> None:
     result = run("store", "check", damaged)
-    assert result.returncode == 1
-    assert result.stdout.startswith(f"DAMAGE commitlog/{0:020d} at byte ")
-    assert "checksum" in result.stdout
-    assert "DAMAGED in 1 places" in result.stdout
+    assert result.code == 1
+    assert result.out.startswith(f"DAMAGE commitlog/{0:020d} at byte ")
+    assert "checksum" in result.out
+    assert "DAMAGED in 1 places" in result.out
 
 
 def test_a_report_in_json_lists_the_findings(intact: Path, damaged: Path) -> None:
-    report = json.loads(run("store", "check", intact, "--json").stdout)
+    report = run("store", "check", intact, "--json").json
     assert report["clean"] is True
     assert report["findings"] == []
     assert (report["records"], report["keys"]) == (RECORDS, 3 * RECORDS)
     result = run("store", "check", damaged, "--json")
-    assert result.returncode == 1
-    report = json.loads(result.stdout)
+    assert result.code == 1
+    report = result.json
     assert report["clean"] is False
     [finding] = report["findings"]
     assert finding["severity"] == "damage"
@@ -100,9 +100,9 @@ def test_a_directory_without_a_store_is_refused_with_one_line_and_exit_code_2(
     for directory, reason in ((tmp_path / "none", "no such directory"), (tmp_path, "not a store")):
         for command in ("check", "dump"):
             result = run("store", command, directory)
-            assert (result.returncode, result.stdout) == (2, "")
-            assert result.stderr.startswith(f"escrowmq: {directory}: {reason}")
-            assert len(result.stderr.splitlines()) == 1
+            assert (result.code, result.out) == (2, "")
+            assert result.err.startswith(f"escrowmq: {directory}: {reason}")
+            assert len(result.err.splitlines()) == 1
 
 
 def test_a_store_that_a_broker_owns_can_be_dumped_but_not_checked(tmp_path: Path) -> None:
@@ -110,12 +110,12 @@ def test_a_store_that_a_broker_owns_can_be_dumped_but_not_checked(tmp_path: Path
     fill(store, range(5))
     try:
         result = run("store", "check", tmp_path)
-        assert (result.returncode, result.stdout) == (2, "")
-        assert "another broker uses" in result.stderr
+        assert (result.code, result.out) == (2, "")
+        assert "another broker uses" in result.err
         assert len(dump(tmp_path)) == 5
     finally:
         store.close()
-    assert run("store", "check", tmp_path).returncode == 0
+    assert run("store", "check", tmp_path).code == 0
 
 
 # --- dump ------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_options_of_a_dump_select_records(intact: Path) -> None:
 
 def test_a_dump_prints_a_line_for_each_record(intact: Path) -> None:
     result = run("store", "dump", intact, "--limit", "2", "--no-body")
-    words = result.stdout.splitlines()[0].split("  ")
+    words = result.lines[0].split("  ")
     assert [word.strip() for word in words if word][:6] == [
         "0",
         "2023-11-14T22:13:20.000Z",
@@ -156,8 +156,8 @@ def test_a_dump_prints_a_line_for_each_record(intact: Path) -> None:
         "keys=k0 all",
         "unique=U0000",
     ]
-    assert len(result.stdout.splitlines()) == 2
-    assert "body" not in result.stdout
+    assert len(result.lines) == 2
+    assert "body" not in result.out
 
 
 def test_bodies_are_printed_as_text_or_hex_without_control_characters(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_bodies_are_printed_as_text_or_hex_without_control_characters(tmp_path: 
         )
         store.append([record], now_ms=NOW_MS)
     store.close()
-    text = run("store", "dump", tmp_path).stdout
+    text = run("store", "dump", tmp_path).out
     assert "\x1b" not in text
     printed_bodies = [line.strip() for line in text.splitlines()[1::2]]
     assert printed_bodies[:6] == [
@@ -197,8 +197,8 @@ def test_bodies_are_printed_as_text_or_hex_without_control_characters(tmp_path: 
 
 def test_a_dump_continues_after_damage(damaged: Path) -> None:
     result = run("store", "dump", damaged)
-    assert result.returncode == 0
-    assert "NO RECORD: the body's checksum is wrong" in result.stdout
+    assert result.code == 0
+    assert "NO RECORD: the body's checksum is wrong" in result.out
     dumped = dump(damaged)
     assert len(dumped) == RECORDS
     assert [record.get("bad") for record in dumped[:3]] == [
@@ -222,10 +222,10 @@ def test_a_closed_pipe_is_not_an_error(intact: Path) -> None:
 
 
 def test_the_command_prints_its_version() -> None:
-    assert run("--version").stdout == f"escrowmq, version {version('escrowmq')}\n"
+    assert run("--version").out == f"escrowmq, version {version('escrowmq')}\n"
 
 
 def test_a_wrong_command_line_exits_with_2() -> None:
     result = run("store", "chekc", "x")
-    assert result.returncode == 2
-    assert "No such command" in result.stderr
+    assert result.code == 2
+    assert "No such command" in result.err

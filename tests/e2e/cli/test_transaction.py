@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,9 @@ from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Client, SendResult
-from tests.support.brokers import COMMAND, Server
-from tests.support.commands import run_on_terminal
+from tests.support.brokers import Server
+from tests.support.commands import CommandResult, run_on_terminal
+from tests.support.commands import run as run_command
 from tests.support.ports import free_ports
 from tests.support.scripted_server import ScriptedServer
 from tests.support.waiting import wait_until
@@ -32,22 +31,15 @@ QUICK_CHECKS = {
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-def run(server: Server | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(server: Server | None, *arguments: str) -> CommandResult:
     servers = () if server is None else ("-n", server.namesrv_address)
-    return subprocess.run(
-        [COMMAND, "transaction", *arguments, *servers],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    return run_command("transaction", *arguments, *servers)
 
 
 def list_json(server: Server, *filters: str) -> list[dict[str, Any]]:
     result = run(server, "list", "--json", *filters)
-    assert (result.returncode, result.stderr) == (0, "")
-    entries = json.loads(result.stdout)
+    assert (result.code, result.err) == (0, "")
+    entries = result.json
     assert isinstance(entries, list)
     return entries
 
@@ -58,14 +50,14 @@ def list_ids(server: Server, *filters: str) -> list[str]:
 
 def explain(server: Server, name: str) -> str:
     result = run(server, "explain", name)
-    assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
+    assert (result.code, result.err) == (0, "")
+    return result.out
 
 
 def show_json(server: Server, name: str) -> dict[str, Any]:
     result = run(server, "show", name, "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    return dict(json.loads(result.stdout))
+    assert (result.code, result.err) == (0, "")
+    return dict(result.json)
 
 
 def park(client: Client, key: str, topic: str = "orders", group: str = "pay") -> SendResult:
@@ -95,7 +87,7 @@ def checking(tmp_path: Path) -> Iterator[Server]:
 
 def test_a_list_has_the_documented_fields_and_filters(unchecking: Server) -> None:
     assert list_json(unchecking) == []
-    assert run(unchecking, "list").stdout == "no transactions\n"
+    assert run(unchecking, "list").out == "no transactions\n"
     with unchecking.client() as client:
         park(client, "A")
         park(client, "B", topic="bills")
@@ -119,9 +111,9 @@ def test_a_list_has_the_documented_fields_and_filters(unchecking: Server) -> Non
     assert list_ids(unchecking, "--state", "committed") == ["D"]
     assert list_ids(unchecking, "--state", "rolled_back", "--state", "open") == ["E", "A", "B", "C"]
     limited = run(unchecking, "list", "--json", "--limit", "2")
-    assert len(json.loads(limited.stdout)) == 2
-    assert "more than 2" in limited.stderr
-    table = run(unchecking, "list").stdout.splitlines()
+    assert len(limited.json) == 2
+    assert "more than 2" in limited.err
+    table = run(unchecking, "list").out.splitlines()
     assert table[0].split("  ")[0] == "TRANSACTION"
     assert [line.split()[0] for line in table[1:]] == ["A", "B", "C"]
 
@@ -183,7 +175,7 @@ def test_an_open_transaction_is_explained(unchecking: Server) -> None:
     assert "transaction A of group pay for topic orders" in text.splitlines()[0]
     assert "why:   its producer has not decided yet" in text
     assert f"the broker checks with the producer at {list_json(unchecking)[0]['next_due']}" in text
-    fields = run(unchecking, "show", "A").stdout
+    fields = run(unchecking, "show", "A").out
     assert re.search(r"^state +open$", fields, re.MULTILINE)
 
 
@@ -194,16 +186,16 @@ def test_a_commit_by_an_operator_delivers_once_and_is_final(unchecking: Server) 
     with unchecking.client() as client:
         half = park(client, "A")
         result = run(unchecking, "commit", "A", "--reason", "in the books", "--yes", "--as", "ann")
-        assert (result.returncode, result.stdout, result.stderr) == (0, "A  committed\n", "")
+        assert (result.code, result.out, result.err) == (0, "A  committed\n", "")
         assert pull_bodies(client) == [b"of A"]
         conflict = client.end_transaction(half, ROLLBACK, topic="orders", group="pay")
         assert conflict.code == 3701
         assert client.end_transaction(half, COMMIT, topic="orders", group="pay").code == 0
         repeated = run(unchecking, "commit", "A", "--reason", "r", "--yes")
-        assert (repeated.returncode, repeated.stdout) == (0, "A  already committed\n")
+        assert (repeated.code, repeated.out) == (0, "A  already committed\n")
         contrary = run(unchecking, "rollback", "A", "--reason", "r", "--yes")
-        assert contrary.returncode == 2
-        assert "is committed" in contrary.stderr
+        assert contrary.code == 2
+        assert "is committed" in contrary.err
         assert pull_bodies(client) == [b"of A"]
     assert 'by operator ann: "in the books"; delivered to' in explain(unchecking, "A")
     assert list_ids(unchecking) == []
@@ -217,18 +209,18 @@ def test_an_id_of_several_transactions_needs_the_group_or_the_offset(unchecking:
         decision = ("--reason", "it is paid", "--yes")
         for command in (("commit", "A", *decision), ("show", "A"), ("explain", "A")):
             refused = run(unchecking, *command)
-            assert refused.returncode == 2
-            assert "'strangers'" in refused.stderr
-            assert f"half offset {half.queue_offset}" in refused.stderr
-            assert "--group" in refused.stderr
+            assert refused.code == 2
+            assert "'strangers'" in refused.err
+            assert f"half offset {half.queue_offset}" in refused.err
+            assert "--group" in refused.err
         assert pull_bodies(client) == []
-        assert run(unchecking, "show", "A", "--group", "pay").returncode == 0
+        assert run(unchecking, "show", "A", "--group", "pay").code == 0
         offset = str(half.queue_offset)
         committed = run(unchecking, "commit", "A", "--offset", offset, *decision)
-        assert (committed.returncode, committed.stderr) == (0, "")
+        assert (committed.code, committed.err) == (0, "")
         assert pull_bodies(client) == [b"of A"]
         assert [entry["group"] for entry in list_json(unchecking)] == ["strangers"]
-        assert run(unchecking, "rollback", "A", "--group", "strangers", *decision).returncode == 0
+        assert run(unchecking, "rollback", "A", "--group", "strangers", *decision).code == 0
         assert list_json(unchecking) == []
 
 
@@ -238,14 +230,14 @@ def test_all_transactions_that_match_the_filters_are_decided(unchecking: Server)
             park(client, f"K{number:03d}", topic="orders" if number % 3 else "bills")
         command = ("rollback", "--all", "--topic", "orders", "--reason", "test data", "--json")
         result = run(unchecking, *command, "--yes")
-        outcomes = json.loads(result.stdout)
-        assert result.returncode == 0
+        outcomes = result.json
+        assert result.code == 0
         assert len(outcomes) == 100
         assert {outcome["state"] for outcome in outcomes} == {"rolled_back"}
         assert {entry["topic"] for entry in list_json(unchecking)} == {"bills"}
-        assert run(unchecking, *command, "--yes").stdout == "[]\n"
+        assert run(unchecking, *command, "--yes").out == "[]\n"
         result = run(unchecking, "commit", "K000", "K003", "--reason", "r", "--yes")
-        assert result.stdout == "K000  committed\nK003  committed\n2 done, 0 refused\n"
+        assert result.out == "K000  committed\nK003  committed\n2 done, 0 refused\n"
         assert pull_bodies(client, "bills") == [b"of K000", b"of K003"]
 
 
@@ -253,8 +245,8 @@ def test_a_decision_needs_a_confirmation(unchecking: Server) -> None:
     with unchecking.client() as client:
         park(client, "A")
     result = run(unchecking, "commit", "A", "--reason", "r")
-    assert result.returncode == 2
-    assert "--yes" in result.stderr
+    assert result.code == 2
+    assert "--yes" in result.err
     for answer, open_ids in (("n", ["A"]), ("y", [])):
         text = run_on_terminal(
             *("transaction", "commit", "A", "--reason", "r", "-n", unchecking.namesrv_address),
@@ -281,17 +273,17 @@ def test_a_decision_needs_a_confirmation(unchecking: Server) -> None:
 )
 def test_a_wrong_command_line_exits_with_2(arguments: tuple[str, ...], expected: str) -> None:
     result = run(None, *arguments)
-    assert result.returncode == 2
-    assert expected in result.stderr
+    assert result.code == 2
+    assert expected in result.err
 
 
 def test_an_unknown_transaction_is_an_error(unchecking: Server) -> None:
     for command in (("show", "X"), ("explain", "X"), ("commit", "X", "--reason", "r", "--yes")):
         result = run(unchecking, *command)
-        assert result.returncode == 2
-        assert "no transaction X on" in result.stderr
+        assert result.code == 2
+        assert "no transaction X on" in result.err
     blank_reason = run(unchecking, "commit", "X", "--reason", " ", "--yes")
-    assert blank_reason.returncode == 2
+    assert blank_reason.code == 2
 
 
 # --- stranded transactions -----------------------------------------------------------------------
@@ -308,7 +300,7 @@ def test_a_resumed_transaction_is_checked_again(checking: Server) -> None:
         assert "escrowmq transaction resume|commit|rollback A" in text
         codes = [client.receive_frame()[0]["code"] for _ in range(2)]
         result = run(checking, "resume", "A", "--yes", "--as", "ann", "--reason", "fixed it")
-        assert (result.returncode, result.stdout, result.stderr) == (0, "A  open\n", "")
+        assert (result.code, result.out, result.err) == (0, "A  open\n", "")
         codes.append(client.receive_frame()[0]["code"])
         assert codes == [39, 39, 39]
         assert 'resumed         by operator ann: "fixed it"' in explain(checking, "A")
@@ -318,8 +310,8 @@ def test_a_resumed_transaction_is_checked_again(checking: Server) -> None:
         assert client.end_transaction(half, COMMIT, topic="orders", group="pay").code == 0
         assert pull_bodies(client) == [b"of A"]
     result = run(checking, "resume", "A", "--yes")
-    assert result.returncode == 2
-    assert "stranded or set aside" in result.stderr
+    assert result.code == 2
+    assert "stranded or set aside" in result.err
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
@@ -372,21 +364,21 @@ def test_commands_use_all_brokers_of_a_cluster(unchecking: Server, tmp_path: Pat
         assert {entry["broker"] for entry in list_json(unchecking)} == {"broker-a", "broker-b"}
         assert show_json(unchecking, "B")["broker"] == "broker-b"
         ambiguous = run(unchecking, "commit", "twice", "--reason", "r", "--yes")
-        assert ambiguous.returncode == 2
-        assert "is on several brokers" in ambiguous.stderr
+        assert ambiguous.code == 2
+        assert "is on several brokers" in ambiguous.err
         on_one_broker = ("rollback", "twice", "--reason", "r", "--yes", "--broker", other.address)
-        assert run(None, *on_one_broker).returncode == 0
+        assert run(None, *on_one_broker).code == 0
         assert list_ids(unchecking) == ["A", "twice", "B"]
         result = run(unchecking, "rollback", "--all", "--reason", "r", "--yes")
-        assert result.stdout.endswith("3 done, 0 refused\n")
+        assert result.out.endswith("3 done, 0 refused\n")
         assert list_ids(unchecking) == []
 
 
 def test_an_unreachable_name_server_is_named() -> None:
     [port] = free_ports(1)
     result = run(None, "list", "-n", f"127.0.0.1:{port}")
-    assert result.returncode == 2
-    assert f"127.0.0.1:{port} cannot be reached" in result.stderr
+    assert result.code == 2
+    assert f"127.0.0.1:{port} cannot be reached" in result.err
 
 
 def test_a_broker_without_transaction_requests_is_named() -> None:
@@ -398,5 +390,5 @@ def test_a_broker_without_transaction_requests_is_named() -> None:
 
     with ScriptedServer(refuse) as server:
         result = run(None, "list", "--json", "--broker", server.address)
-    assert result.returncode == 2
-    assert "does not support LIST_TRANSACTIONS: it is not an EscrowMQ broker" in result.stderr
+    assert result.code == 2
+    assert "does not support LIST_TRANSACTIONS: it is not an EscrowMQ broker" in result.err

@@ -25,7 +25,7 @@ from escrowmq.pipeline.ledger.job import run_ledger
 from escrowmq.pipeline.reconcile.compare import ReconcileLimits
 from escrowmq.pipeline.reconcile.job import ReconcileRequest, run_reconcile
 from tests.support.ledgers import GRACE_MS, LEDGER, NOW_MS, OPEN_MS, TABLES, Bank
-from tests.support.spark_session import IGNORED_WARNINGS, spark  # noqa: F401
+from tests.support.spark_session import COMMAND_OPTIONS, IGNORED_WARNINGS, spark  # noqa: F401
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS]
 
@@ -185,7 +185,7 @@ def small_bank(tmp_path_factory: pytest.TempPathFactory) -> Bank:
 
 
 def run_command(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+    return CliRunner().invoke(command, [*COMMAND_OPTIONS, *map(str, arguments)])
 
 
 @pytest.mark.timeout(600)

@@ -20,7 +20,7 @@ from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.reconcile.compare import DAY_MS, ReconcileLimits
 from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileSummary, run_reconcile
 from tests.support.ledgers import TABLES, ledger_row, write_ledger
-from tests.support.spark_session import IGNORED_WARNINGS, spark  # noqa: F401
+from tests.support.spark_session import COMMAND_OPTIONS, IGNORED_WARNINGS, spark  # noqa: F401
 
 pytestmark = [
     *(pytest.mark.filterwarnings(rule) for rule in IGNORED_WARNINGS),
@@ -195,7 +195,7 @@ def test_the_command_compares_since_a_time_or_for_a_duration(
     rows = [ledger_row(f"message {n}", now_ms - age_ms) for n, age_ms in ages_ms.items()]
     write_ledger(books.ledger, rows)
     arguments = ["--ledger", str(books.ledger), "--database", books.database, "--json"]
-    result = CliRunner().invoke(command, [*arguments, "--since", since(now_ms)])
+    result = CliRunner().invoke(command, [*COMMAND_OPTIONS, *arguments, "--since", since(now_ms)])
     assert result.exit_code == 1, result.output
     summary = json.loads(result.stdout)
     assert summary["transactions"] == 1

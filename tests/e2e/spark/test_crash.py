@@ -1,8 +1,8 @@
 """A process is killed with SIGKILL during an exactly-once stream: no row is lost or duplicated.
 
-`make spark-crash` goes through all points. These tests take half a dozen: before and after the
-decision, in a task, in the broker and in the driver. To kill a driver means to start Java again, so
-only one case does; it kills the driver when the decision is sent and its result is not known.
+`make spark-crash` goes through all points. CI takes three that differ most: a task whose halves are
+parked, the broker just before the decision, and the driver when the decision is sent and its result
+is not known.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ from tests.spark_crash.runs import CrashHarness, Observations, outcomes_of
 
 IN_CI = [
     Case("worker", "write-parked"),
-    Case("broker", "write-end"),
     Case("broker", "decide-before"),
-    Case("worker", "decide-sent"),
     Case("driver", "decide-sent"),
-    Case("broker", "commit-end"),
 ]
 DRIVER_CASES = [
     Case("driver", "write-parked"),
@@ -40,7 +37,7 @@ DRIVER_CASES = [
 
 
 @pytest.mark.timeout(1800)
-def test_every_row_is_stored_once_after_a_kill_at_half_a_dozen_points(tmp_path: Path) -> None:
+def test_every_row_is_stored_once_after_a_kill_at_three_points(tmp_path: Path) -> None:
     assert_cases_survive(IN_CI, tmp_path)
 
 

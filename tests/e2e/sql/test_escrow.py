@@ -163,7 +163,8 @@ def test_the_application_can_provide_its_sessions(server: Server, sqlite: Engine
 def test_an_end_that_fails_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
     with Server(tmp_path, conf=conf) as server:
-        with Escrow(sqlite, server.namesrv_address, group="g-end") as escrow:
+        # The broker knows whom to check after its restart as soon as a heartbeat has arrived.
+        with Escrow(sqlite, server.namesrv_address, group="g-end", heartbeat_s=0.5) as escrow:
             event.listen(sqlite, "commit", lambda _: server.kill(), once=True)
             with escrow.transaction() as (session, tx):
                 session.execute(insert(transfers).values(id="a", amount=1))
