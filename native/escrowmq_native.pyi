@@ -152,13 +152,23 @@ class KeyBlock:
     def __len__(self) -> int: ...
     def find(self, hash_value: int) -> list[int]: ...
 
+class LinkedEntries:
+    entries: bytes
+    words: bytes
+    sum_changes: list[tuple[int, int]]
+    new_slots: int
+
 def link_entries(
     hashes: bytes,
     log_offsets: bytes,
-    seconds: bytes,
+    stored_ms: bytes,
     *,
+    begin_ms: int,
     slot_count: int,
     first: int,
     slots: bytes,
-) -> tuple[bytes, bytes, int]: ...
+) -> LinkedEntries: ...
+def plan_words(
+    words: bytes, page_bytes: int, dense_bytes: int
+) -> list[tuple[int, int, bytes]]: ...
 def merge_words(content: bytearray, begin: int, words: bytes) -> None: ...

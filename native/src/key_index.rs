@@ -69,132 +69,188 @@ impl KeyBlock {
     }
 }
 
+const HEADER_BYTES: u32 = 40;
 const SLOT_BYTES: usize = 4;
+const SLOTS_PER_SUM: u32 = 1024;
+const SECONDS_MAX: i64 = 0x7FFF_FFFF;
+
+/// What new entries change in an index file, see `link_entries`.
+#[pyclass(module = "escrowmq_native", get_all)]
+pub struct LinkedEntries {
+    /// The entries as the file holds them.
+    entries: Vec<u8>,
+    /// The changed slots in ascending order: position 4, value 4, both big-endian.
+    words: Vec<u8>,
+    /// By how much the sums of pages of slots change: number of the page, difference.
+    sum_changes: Vec<(u32, i64)>,
+    /// How many slots were empty before.
+    new_slots: usize,
+}
 
 /// Link new entries into the hash table of an index file.
 ///
-/// `hashes` and `seconds` are 32-bit numbers, `log_offsets` 64-bit numbers, one for each entry;
-/// entries are numbered from `first`. `slots` are the slots of the file, or nothing if it is new.
-///
-/// Returns the entries as the file holds them, the changed slots (number of the slot, old and new
-/// value, as 32-bit numbers), and how many slots were empty before.
+/// The columns have an item for each entry: `hashes` 32-bit numbers, `log_offsets` and `stored_ms`
+/// 64-bit numbers. Entries are numbered from `first`. `slots` are the slots of the file, or nothing
+/// if it is new. `begin_ms` is the stored time of the first entry of the file.
 #[pyfunction]
-#[pyo3(signature = (hashes, log_offsets, seconds, *, slot_count, first, slots))]
+#[pyo3(signature = (hashes, log_offsets, stored_ms, *, begin_ms, slot_count, first, slots))]
+#[allow(clippy::too_many_arguments)] // they are named
 pub fn link_entries<'py>(
     py: Python<'py>,
     hashes: &Bound<'py, PyBytes>,
     log_offsets: &Bound<'py, PyBytes>,
-    seconds: &Bound<'py, PyBytes>,
+    stored_ms: &Bound<'py, PyBytes>,
+    begin_ms: i64,
     slot_count: u32,
     first: u32,
     slots: &Bound<'py, PyBytes>,
-) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, usize)> {
-    let (hashes, log_offsets) = (hashes.as_bytes(), log_offsets.as_bytes());
-    let (seconds, slots) = (seconds.as_bytes(), slots.as_bytes());
-    let count = hashes.len() / 4;
-    let slots_bytes = slot_count as usize * SLOT_BYTES;
-    if slot_count == 0
-        || hashes.len() != 4 * count
-        || log_offsets.len() != 8 * count
-        || seconds.len() != 4 * count
-        || !(slots.is_empty() || slots.len() == slots_bytes)
+) -> PyResult<LinkedEntries> {
+    let hashes = hashes.as_bytes().as_chunks();
+    let log_offsets = log_offsets.as_bytes().as_chunks();
+    let stored_ms = stored_ms.as_bytes().as_chunks();
+    let slots = slots.as_bytes();
+    let count = hashes.0.len();
+    let has_remainder = [hashes.1, log_offsets.1, stored_ms.1]
+        .iter()
+        .any(|rest| !rest.is_empty());
+    if has_remainder
+        || slot_count == 0
+        || log_offsets.0.len() != count
+        || stored_ms.0.len() != count
+        || !(slots.is_empty() || slots.len() == slot_count as usize * SLOT_BYTES)
     {
         return Err(PyValueError::new_err("the columns have different lengths"));
     }
-    let (entries, changes, new_slots) = py.detach(|| {
-        link(
-            &u32_column(hashes),
-            &u64_column(log_offsets),
-            &u32_column(seconds),
+    Ok(py.detach(|| {
+        let mut links = Links {
+            slots,
             slot_count,
             first,
-            slots,
-        )
-    });
-    Ok((
-        PyBytes::new(py, &entries),
-        PyBytes::new(py, &changes),
-        new_slots,
-    ))
+            changed: HashMap::with_capacity(count),
+        };
+        let mut entries = Vec::with_capacity(20 * count);
+        for (index, hash) in hashes.0.iter().enumerate() {
+            let hash = u32::from_ne_bytes(*hash);
+            let previous = links.link(hash % slot_count, first + index as u32);
+            let stored_ms = i64::from_ne_bytes(stored_ms.0[index]);
+            let seconds = ((stored_ms - begin_ms).max(0) / 1000).min(SECONDS_MAX) as u32;
+            entries.extend_from_slice(&hash.to_be_bytes());
+            entries.extend_from_slice(&u64::from_ne_bytes(log_offsets.0[index]).to_be_bytes());
+            entries.extend_from_slice(&seconds.to_be_bytes());
+            entries.extend_from_slice(&previous.to_be_bytes());
+        }
+        links.finish(entries)
+    }))
 }
 
-fn u32_column(bytes: &[u8]) -> Vec<u32> {
-    bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|chunk| u32::from_ne_bytes(*chunk))
-        .collect()
-}
-
-fn u64_column(bytes: &[u8]) -> Vec<u64> {
-    bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|chunk| u64::from_ne_bytes(*chunk))
-        .collect()
-}
-
-fn link(
-    hashes: &[u32],
-    log_offsets: &[u64],
-    seconds: &[u32],
+/// The slots that new entries change: what each held, and the newest entry.
+struct Links<'a> {
+    slots: &'a [u8],
     slot_count: u32,
     first: u32,
-    slots: &[u8],
-) -> (Vec<u8>, Vec<u8>, usize) {
-    let mut entries = Vec::with_capacity(20 * hashes.len());
-    let mut changed: HashMap<u32, (u32, u32)> = HashMap::with_capacity(hashes.len());
-    let mut new_slots = 0;
-    for (index, hash) in hashes.iter().enumerate() {
-        let (slot, number) = (hash % slot_count, first + index as u32);
-        let previous = match changed.entry(slot) {
+    changed: HashMap<u32, (u32, u32)>,
+}
+
+impl Links<'_> {
+    /// Let a slot hold a new entry. Return the entry that it held before.
+    fn link(&mut self, slot: u32, number: u32) -> u32 {
+        let held = self.held(slot);
+        match self.changed.entry(slot) {
             Entry::Occupied(mut entry) => std::mem::replace(&mut entry.get_mut().1, number),
             Entry::Vacant(entry) => {
-                let old = slot_value(slots, slot, first);
-                new_slots += usize::from(old == 0);
-                entry.insert((old, number));
-                old
+                entry.insert((held, number));
+                held
             }
-        };
-        entries.extend_from_slice(&hash.to_be_bytes());
-        entries.extend_from_slice(&log_offsets[index].to_be_bytes());
-        entries.extend_from_slice(&seconds[index].to_be_bytes());
-        entries.extend_from_slice(&previous.to_be_bytes());
-    }
-    let mut changes = Vec::with_capacity(12 * changed.len());
-    for (slot, (old, new)) in changed {
-        for value in [slot, old, new] {
-            changes.extend_from_slice(&value.to_ne_bytes());
         }
     }
-    (entries, changes, new_slots)
+
+    /// Return what the file holds in a slot. A number that no entry has counts as none.
+    fn held(&self, slot: u32) -> u32 {
+        debug_assert!(slot < self.slot_count);
+        let begin = slot as usize * SLOT_BYTES;
+        let bytes = self.slots.get(begin..begin + SLOT_BYTES);
+        let value = bytes.map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]));
+        if value < self.first { value } else { 0 }
+    }
+
+    fn finish(self, entries: Vec<u8>) -> LinkedEntries {
+        let mut changed: Vec<(u32, (u32, u32))> = self.changed.into_iter().collect();
+        changed.sort_unstable();
+        let mut words = Vec::with_capacity(8 * changed.len());
+        let mut sum_changes: Vec<(u32, i64)> = Vec::new();
+        let mut new_slots = 0;
+        for (slot, (held, newest)) in changed {
+            words.extend_from_slice(&(HEADER_BYTES + slot * SLOT_BYTES as u32).to_be_bytes());
+            words.extend_from_slice(&newest.to_be_bytes());
+            new_slots += usize::from(held == 0);
+            let (page, change) = (slot / SLOTS_PER_SUM, i64::from(newest) - i64::from(held));
+            match sum_changes.last_mut() {
+                Some((last, sum)) if *last == page => *sum += change,
+                _ => sum_changes.push((page, change)),
+            }
+        }
+        LinkedEntries {
+            entries,
+            words,
+            sum_changes,
+            new_slots,
+        }
+    }
 }
 
-/// Return what the file holds in a slot. A number that no entry has counts as none.
-fn slot_value(slots: &[u8], slot: u32, count: u32) -> u32 {
-    let begin = slot as usize * SLOT_BYTES;
-    let value = slots.get(begin..begin + SLOT_BYTES).map_or(0, |bytes| {
-        u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
-    });
-    if value < count { value } else { 0 }
+/// Begin and end of a part of a file, and the words in it.
+type WordsPart<'py> = (u32, u32, Bound<'py, PyBytes>);
+
+/// Decide which parts of a file to rewrite for words (position 4, value 4, big-endian).
+///
+/// If the words are on average not farther apart than `dense_bytes`, it is one part with all of
+/// them. Otherwise it is each page that has some.
+#[pyfunction]
+pub fn plan_words<'py>(
+    py: Python<'py>,
+    words: &Bound<'py, PyBytes>,
+    page_bytes: u32,
+    dense_bytes: u32,
+) -> Vec<WordsPart<'py>> {
+    let mut words = words.as_bytes().as_chunks::<8>().0.to_vec();
+    words.sort_unstable();
+    let (Some(first), Some(last)) = (words.first(), words.last()) else {
+        return Vec::new();
+    };
+    let (begin, end) = (position(first), position(last) + SLOT_BYTES as u32);
+    if u64::from(end - begin) <= words.len() as u64 * u64::from(dense_bytes) {
+        return vec![(begin, end, PyBytes::new(py, words.as_flattened()))];
+    }
+    let page = |word: &[u8; 8]| position(word) / page_bytes.max(1);
+    words
+        .chunk_by(|first, second| page(first) == page(second))
+        .map(|part| {
+            let begin = page(&part[0]) * page_bytes;
+            (
+                begin,
+                begin + page_bytes,
+                PyBytes::new(py, part.as_flattened()),
+            )
+        })
+        .collect()
 }
 
-/// Write words (position, value, both big-endian) into content that begins at a position.
+fn position(word: &[u8; 8]) -> u32 {
+    u32::from_be_bytes([word[0], word[1], word[2], word[3]])
+}
+
+/// Write words (position 4, value 4, big-endian) into content that begins at a position.
 ///
 /// Words outside of the content are left out.
 #[pyfunction]
-pub fn merge_words(content: &Bound<'_, PyByteArray>, begin: usize, words: &Bound<'_, PyBytes>) {
-    let words = words.as_bytes();
+pub fn merge_words(content: &Bound<'_, PyByteArray>, begin: u32, words: &Bound<'_, PyBytes>) {
+    let (words, _) = words.as_bytes().as_chunks::<8>();
     // SAFETY: the interpreter's lock is held and no Python code runs while the slice is used, so
     // nobody else reads, writes or resizes the bytearray.
     let content = unsafe { content.as_bytes_mut() };
-    let (words, _) = words.as_chunks::<8>();
     for word in words {
-        let position = u32::from_be_bytes([word[0], word[1], word[2], word[3]]) as usize;
-        if let Some(offset) = position.checked_sub(begin)
-            && let Some(target) = content.get_mut(offset..offset + 4)
+        if let Some(offset) = position(word).checked_sub(begin)
+            && let Some(target) = content.get_mut(offset as usize..offset as usize + SLOT_BYTES)
         {
             target.copy_from_slice(&word[4..]);
         }

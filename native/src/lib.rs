@@ -23,7 +23,7 @@ mod escrowmq_native {
     #[pymodule_export]
     use crate::half::{Half, HalfTable, HalfTotals};
     #[pymodule_export]
-    use crate::key_index::{KeyBlock, link_entries, merge_words};
+    use crate::key_index::{KeyBlock, LinkedEntries, link_entries, merge_words, plan_words};
     #[pymodule_export]
     use crate::log_tail::LogBytes;
 }

@@ -5,6 +5,7 @@ Everything works without it, and then everything takes the Python path, which is
 of the native one. Which of them is used is decided here and nowhere else:
 
     ESCROWMQ_NATIVE=0            the Python path, even if the module is installed
+    escrowNativeEnable=false     the same, as a setting of the broker
     not installed                the Python path
     another interface version    the Python path; the module belongs to another escrowmq
     otherwise                    the native path
@@ -39,10 +40,14 @@ class NativePath:
         return "native" if self.module is not None else f"Python ({self.reason})"
 
 
-def load_native(environment: Mapping[str, str] = os.environ) -> NativePath:
+def load_native(
+    environment: Mapping[str, str] = os.environ, *, is_enabled: bool = True
+) -> NativePath:
     """Import the native module, if it is there and may be used."""
     if environment.get(SWITCH) == "0":
         return NativePath(None, f"{SWITCH}=0")
+    if not is_enabled:
+        return NativePath(None, "escrowNativeEnable=false")
     try:
         import escrowmq_native
     except ImportError:

@@ -139,10 +139,66 @@ def test_both_paths_do_the_same_if_responses_wait_for_the_flush(seed: int) -> No
     run_paths(seed, 15, is_sync=True)
 
 
-@given(st.integers(0, 2**32))
-@settings(max_examples=10, deadline=None)
-def test_both_paths_have_the_same_limits(seed: int) -> None:
-    limits = TransactionConfig(
-        open_max=9, group_open_max=6, open_bytes_max=20_000, group_open_bytes_max=9_000
-    )
-    run_paths(seed, 20, limits=limits)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        TransactionConfig(open_max=4),
+        TransactionConfig(group_open_max=3),
+        TransactionConfig(open_bytes_max=3_000),
+        TransactionConfig(group_open_bytes_max=2_000),
+        TransactionConfig(refuses_halves=True),
+    ],
+)
+def test_both_paths_have_the_same_limits(limits: TransactionConfig) -> None:
+    """One request per turn: a limit counts what was stored in earlier turns."""
+
+    async def run() -> None:
+        paths = PathRun(3, is_sync=False, limits=limits)
+        for number in range(60):
+            half = paths.requests.half if number % 3 else paths.requests.plain
+            paths.pair.receive(0, half())
+            paths.pair.end_turn(advance_ms=10)
+            paths.requests.end_turn()
+            paths.note_halves(is_plain=True)
+        refused = paths.pair.native.broker.counters.refused
+        assert sum(refused.values()) > 5
+
+    asyncio.run(run())
+
+
+def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing() -> None:
+    async def run() -> None:
+        paths = PathRun(4, is_sync=False, limits=None)
+        paths.run(5)
+        for path in paths.pair.both:
+            path.store.has_disk_space = False
+        before = [path.state() for path in paths.pair.both]
+        paths.pair.receive(0, b"".join(paths.requests.plain() for _ in range(20)))
+        responses = paths.pair.end_turn()
+        assert all(b"the disk is nearly full" in frame or b"not stored" in frame
+                   for frame in responses[0])
+        for path, state in zip(paths.pair.both, before, strict=True):
+            for name in ("log", "entries", "halves", "totals", "states"):
+                assert path.state()[name] == state[name], name
+            path.store.has_disk_space = True
+        paths.requests.end_turn()
+        paths.run(5)
+
+    asyncio.run(run())
+
+
+def test_plain_requests_take_the_native_path() -> None:
+    """Otherwise the other tests here would compare the Python path with itself."""
+
+    async def run() -> None:
+        paths = PathRun(5, is_sync=False, limits=None)
+        for _ in range(30):
+            paths.plain_turn()
+            paths.pair.end_turn()
+            paths.requests.end_turn()
+            paths.note_halves(is_plain=True)
+        native = paths.pair.native.broker
+        assert native.native_requests is not None
+        assert native.native_requests.count == sum(native.counters.requests.values()) > 100
+
+    asyncio.run(run())

@@ -333,7 +333,11 @@ class Broker:
             disk,
             self.statistics,
             lambda: self.settings,
-            BrokerInfo(version=version, cluster=config.broker.cluster_name),
+            BrokerInfo(
+                version=version,
+                cluster=config.broker.cluster_name,
+                request_path=self.native.description,
+            ),
             self.delayed_messages,
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)

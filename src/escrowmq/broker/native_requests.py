@@ -95,6 +95,7 @@ class NativeRequests:
             tail_bytes=TAIL_BYTES,
         )
         self._is_writable = False
+        self.count = 0  # of requests that were handled here
 
     def change_config(
         self,
@@ -159,6 +160,7 @@ class NativeRequests:
 
     def _count(self, batch: Batch, applied: Applied) -> None:
         counters = self._counters
+        self.count += len(batch)
         counters.requests[RequestCode.SEND_MESSAGE_V2] += applied.send_count
         counters.requests[RequestCode.END_TRANSACTION] += applied.end_count
         counters.records_per_append.observe(batch.record_count)
@@ -211,7 +213,9 @@ class NativeRequests:
             remark = str(error) if key is None else "the half message was not stored"
             if request_code == RequestCode.END_TRANSACTION:
                 remark = "the decision was not stored"
-            self._counters.refused[request_code, code] += 1
+            self._counters.requests[request_code] += 1
+            if request_code != RequestCode.END_TRANSACTION:  # as the Python path counts them
+                self._counters.refused[request_code, code] += 1
             try:
                 request = _request(request_code, opaque, is_oneway=is_oneway)
                 channel.respond(request, code=code, remark=remark)

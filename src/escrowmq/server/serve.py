@@ -43,6 +43,7 @@ from escrowmq.errors import (
 )
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.metrics import Registry
+from escrowmq.native import NativePath, load_native
 from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.server.connection_limits import MemoryWatermark, memory_limits
 from escrowmq.server.live_config import LiveConfig, RuntimeSettings, configure_logging
@@ -288,7 +289,8 @@ async def _run_broker(
     listening_socket = bind(config.network.bind_address, config.network.listen_port)
     port = bound_port(listening_socket)
     store_host = encode_host(address, port)
-    store = _open_store(config, disk, store_host, listening_socket)
+    native = load_native(is_enabled=config.broker.native_enabled)
+    store = _open_store(config, disk, store_host, listening_socket, native)
     group_commit = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_s)
     registrars: list[Registrar] = []
     wall, clock = clock, SteadyClock(clock)
@@ -312,6 +314,7 @@ async def _run_broker(
         memory=watermark.memory,
         elapsed_s=clock.elapsed_s,
         past_times=maintenance.past_times(),
+        native=native,
     )
     server = _new_server(config, clock, broker, access, store_host, watermark)
     _connect_parts(broker, server, live_config, runtime_settings)
@@ -332,7 +335,12 @@ async def _run_broker(
         *(registrar.run() for registrar in registrars),
         *_background_loops(config, clock, broker, server, maintenance, failed),
     ):
-        log.info("broker listens address=%s:%d", config.network.bind_address, port)
+        log.info(
+            "broker listens address=%s:%d path=%s",
+            config.network.bind_address,
+            port,
+            native.description,
+        )
         await _wait_registered(registrars[:required_registrations], failed)
         yield
     if not await _stop(broker, server, group_commit, maintenance, clock):
@@ -398,7 +406,11 @@ def _unique_keys(address: str) -> UniqueKeyGenerator:
 
 
 def _open_store(
-    config: Config, disk: Disk, store_host: bytes, listening_socket: socket.socket
+    config: Config,
+    disk: Disk,
+    store_host: bytes,
+    listening_socket: socket.socket,
+    native: NativePath,
 ) -> MessageStore:
     try:
         store = MessageStore.open(
@@ -406,6 +418,7 @@ def _open_store(
             config.store,
             store_host=store_host,
             delay_levels_ms=config.delay.delay_levels_ms,
+            native=native,
         )
     except EscrowError:
         listening_socket.close()

@@ -132,14 +132,14 @@ def _java_abs_all(values: Sequence[int]) -> list[int]:
 class KeyColumns(NamedTuple):
     """Keys for the index files, as columns of equal length."""
 
-    hashes: list[int]
-    log_offsets: list[int]
-    stored_ms: list[int]
+    hashes: array[int]  # 32 bits
+    log_offsets: array[int]  # 64 bits
+    stored_ms: array[int]  # 64 bits
 
     @classmethod
     def from_pending(cls, pending: Sequence[PendingKeys]) -> KeyColumns:
         """Hash pending keys. Their order is kept."""
-        columns = cls([], [], [])
+        columns = cls(array("I"), array("q"), array("q"))
         for kind, group in itertools.groupby(pending, type):
             if kind is PendingKeyRun:
                 for run in cast(Iterator[PendingKeyRun], group):
@@ -155,13 +155,22 @@ class KeyColumns(NamedTuple):
                 columns.stored_ms.extend(stored)
             else:
                 for block in cast(Iterator[KeyBlock], group):
-                    columns.hashes.extend(array("I", block.hashes))
-                    columns.log_offsets.extend(array("Q", block.log_offsets))
-                    columns.stored_ms.extend([block.stored_ms] * len(block))
+                    columns.hashes.frombytes(block.hashes)
+                    columns.log_offsets.frombytes(block.log_offsets)
+                    columns.stored_ms.extend(array("q", [block.stored_ms]) * len(block))
         return columns
 
     def part(self, begin: int, end: int) -> KeyColumns:
         return KeyColumns(*(column[begin:end] for column in self))
+
+
+class LinkedEntries(NamedTuple):
+    """What new entries change in an index file. The native module returns the same."""
+
+    entries: bytes  # as the file holds them
+    words: bytes  # the changed slots: position 4, value 4, both big-endian
+    sum_changes: list[tuple[int, int]]  # of pages of slots: number of the page, difference
+    new_slots: int  # that were empty before
 
 
 def find_pending(

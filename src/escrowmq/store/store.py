@@ -43,6 +43,7 @@ from escrowmq.message.record import (
     StoredRecord,
     encoded_size,
 )
+from escrowmq.native import NativePath
 from escrowmq.sliced_work import SlicedResult, run_to_end
 from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
 from escrowmq.store.columns import KeyBlock, PendingKeyRun, PendingKeys, newest_stored_ms
@@ -324,6 +325,7 @@ class MessageStore(StoreReader):
         delay_levels_ms: tuple[int, ...],
         *,
         was_clean: bool,
+        native: NativePath | None,
     ) -> None:
         self._disk = disk
         self._delay_levels_ms = delay_levels_ms
@@ -350,6 +352,7 @@ class MessageStore(StoreReader):
             is_enabled=config.index_enabled,
             damage=self.damage,
             log_offsets_between=self._log_offsets_between,
+            native=native,
         )
         self.change_config(config)
         # Queue and index files of records below this log offset are removed already.
@@ -380,11 +383,13 @@ class MessageStore(StoreReader):
         *,
         store_host: bytes,
         delay_levels_ms: tuple[int, ...] = DEFAULT_DELAY_LEVELS_MS,
+        native: NativePath | None = None,
     ) -> MessageStore:
         """Lock the directory, recover what is in it and return a store that is ready for appends.
 
         `delay_levels_ms`: the due time of a delayed message, which its queue entry holds, follows
-        from it. On a full disk the store is ready for reads, and its checkpoint is made later.
+        from it. `native`: the native path; unless given, it is used if it is installed. On a full
+        disk the store is ready for reads, and its checkpoint is made later.
 
         Raises StoreLocked if another broker uses the directory, and StoreDamaged if segments are
         missing or have another size than configured.
@@ -395,7 +400,9 @@ class MessageStore(StoreReader):
             # was killed. RocketMQ uses the same file.
             clean = not disk.exists(ABORT_PATH)
             write_file(disk, ABORT_PATH, b"")
-            store = cls(disk, config, store_host, lock, delay_levels_ms, was_clean=clean)
+            store = cls(
+                disk, config, store_host, lock, delay_levels_ms, was_clean=clean, native=native
+            )
             # Remove what is behind the end of the log. Otherwise a later append could stop right in
             # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
