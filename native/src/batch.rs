@@ -161,14 +161,14 @@ impl PlainRequests {
                 host,
                 index,
             };
-            own.read_chunk(
-                py,
-                &mut batch,
-                &connection,
-                rest.as_bytes(),
-                data.as_bytes(),
-                requests_max,
-            )?;
+            let (rest, data) = (rest.as_bytes(), data.as_bytes());
+            if let Err(error) =
+                own.read_chunk(py, &mut batch, &connection, rest, data, requests_max)
+            {
+                drop(own);
+                batch.cancel(py);
+                return Err(error);
+            }
         }
         Ok(batch)
     }

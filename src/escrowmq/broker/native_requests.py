@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 # Of one connection in one turn. So many take about a millisecond; what exceeds it takes the Python
 # path, which has shares and slices.
 SHARE_REQUESTS_MAX: Final = 1024
+BATCH_BYTES_MAX: Final = 4 << 20  # of received bytes; with thousands of connections a turn has several
 # Halves of these last bytes of the log are committed without reading them again.
 TAIL_BYTES: Final = 8 << 20
 
@@ -95,6 +96,7 @@ class NativeRequests:
             tail_bytes=TAIL_BYTES,
         )
         self._is_writable = False
+        self._has_failed = False
         self.count = 0  # of requests that were handled here
 
     def change_config(
@@ -120,17 +122,35 @@ class NativeRequests:
             else lambda topic, group: config.immunity_of_ms(topic, group, None),
         )
 
-    def handle(self, chunks: list[Chunk], now_ms: int) -> Sequence[Leftover]:
+    def handle(self, chunks: list[Chunk], now_ms: int) -> list[Leftover]:
         """Handle the plain requests at the beginning of each chunk. Return what is left."""
+        leftovers: list[Leftover] = []
+        begin = 0
+        while begin < len(chunks):
+            end = _batch_end(chunks, begin)
+            for index, rest, is_stopped in self._handle_batch(chunks[begin:end], now_ms):
+                leftovers.append((begin + index, rest, is_stopped))
+            begin = end
+        return leftovers
+
+    def _handle_batch(self, chunks: list[Chunk], now_ms: int) -> Sequence[Leftover]:
         # A topic or group that was created in this turn is not saved yet: if that fails, the
         # requests that depend on it have to be refused, which the Python path does.
         is_saved = not (self._topics.is_dirty or self._groups.is_dirty)
-        if not (self._is_writable and is_saved and self._is_allowed()):
-            return [(index, rest + data, True) for index, (_, _, rest, data) in enumerate(chunks)]
-        batch: Batch = self._requests.read(chunks, now_ms, SHARE_REQUESTS_MAX)
-        if len(batch):
-            self._append(batch, chunks, now_ms)
-        return batch.leftovers
+        if self._is_writable and is_saved and not self._has_failed and self._is_allowed():
+            try:
+                batch: Batch = self._requests.read(chunks, now_ms, SHARE_REQUESTS_MAX)
+            except BaseException as error:  # a panic is no Exception
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    raise
+                # Nothing is stored yet. A bug in the native module costs speed, and no request.
+                log.exception("the native path failed and is not used any more")
+                self._has_failed = True
+            else:
+                if len(batch):
+                    self._append(batch, chunks, now_ms)
+                return batch.leftovers
+        return [(index, rest + data, True) for index, (_, _, rest, data) in enumerate(chunks)]
 
     def _append(self, batch: Batch, chunks: list[Chunk], now_ms: int) -> None:
         try:
@@ -221,6 +241,15 @@ class NativeRequests:
                 channel.respond(request, code=code, remark=remark)
             except Exception:
                 log.exception("request not responded to peer=%s", channel.address)
+
+
+def _batch_end(chunks: list[Chunk], begin: int) -> int:
+    """Return the index behind the last chunk of a batch of limited size."""
+    size, end = 0, begin
+    while end < len(chunks) and size < BATCH_BYTES_MAX:
+        size += len(chunks[end][2]) + len(chunks[end][3])
+        end += 1
+    return end
 
 
 def _request(code: int, opaque: int, *, is_oneway: bool) -> Request[Any]:

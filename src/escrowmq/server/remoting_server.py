@@ -310,23 +310,29 @@ class RemotingServer:
         self._chunks[connection] = data if earlier is None else earlier + data
 
     def _handle_plain_requests(self) -> None:
-        """Handle the plain requests of all connections, then whatever they leave."""
+        """Handle the plain requests of all connections, then whatever they leave.
+
+        Also those of a connection that its client has closed in the meantime: it may have sent the
+        end of a transaction last, and expects no response.
+        """
         assert self.plain_requests is not None
         received, self._chunks = self._chunks, {}
         chunks = [
             (connection, connection.peer_host, connection.take_incomplete(), data)
             for connection, data in received.items()
-            if connection.is_open
         ]
-        leftovers = self.plain_requests.handle(chunks, self.turn_start_ms)
-        unread = set(range(len(chunks)))
-        for index, rest, is_stopped in leftovers:
-            connection, _, incomplete, data = chunks[index]
-            unread.discard(index)
+        leftovers = {
+            index: (rest, is_stopped)
+            for index, rest, is_stopped in self.plain_requests.handle(chunks, self.turn_start_ms)
+        }
+        for index, (connection, _, incomplete, data) in enumerate(chunks):
+            rest, is_stopped = leftovers.get(index, (b"", False))
             is_new_frame = len(rest) < len(incomplete) + len(data)
-            connection.receive_leftover(rest, is_stopped=is_stopped, is_new_frame=is_new_frame)
-        for index in unread:
-            chunks[index][0].receive_leftover(b"", is_stopped=False, is_new_frame=True)
+            try:
+                connection.receive_leftover(rest, is_stopped=is_stopped, is_new_frame=is_new_frame)
+            except Exception:  # it costs this connection, and no other its requests
+                log.exception("connection closed peer=%s: a request failed", connection.address)
+                connection.abort()
 
     def add_waiting(self, work: SlicedWork) -> None:
         """Go on with the work of a connection at the end of this turn, in slices."""
@@ -406,10 +412,7 @@ class RemotingServer:
 
     def end_turn(self) -> None:
         if self._chunks:
-            try:
-                self._handle_plain_requests()
-            except Exception:
-                log.exception("plain requests failed")
+            self._handle_plain_requests()
         wants_more = self._waiting.run_turn()
         try:
             wants_more = self._handler.end_turn(self.turn_start_ms) or wants_more
