@@ -107,14 +107,18 @@ class Broker:
         self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
         self.topics.restore_missing(store.queues(), store.damage)
         self.groups = SubscriptionGroups(
-            groups_file(disk, store.damage), auto_create=config.broker.creates_groups
+            groups_file(disk, store.damage),
+            auto_create=config.broker.creates_groups,
+            auto_groups_max=config.broker.auto_groups_max,
         )
         self._offsets_file = offsets_file(disk, store.damage)
-        self.offsets = ConsumerOffsets(self._offsets_file.offsets())
+        self.offsets = ConsumerOffsets(
+            self._offsets_file.offsets(), offsets_max=config.consume.offsets_max
+        )
         self._saved_offsets_version = self.offsets.version
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups(memory=self._memory)
         self.producers: ProducerGroups[Channel] = ProducerGroups(memory=self._memory)
-        self._locks = QueueLocks()
+        self._locks = QueueLocks(memory=self._memory)
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
         self._wall_ms = wall_ms
@@ -381,6 +385,8 @@ class Broker:
             now_ms=now_ms,
             wall_ms=self._wall_ms(now_ms),
         )
+        if access_key:
+            channel.set_account(access_key)
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
 
@@ -483,6 +489,8 @@ class Broker:
         self.store.change_config(config.store)
         self.topics.change_config(config.broker, now_ms=self._now_ms)
         self.groups.auto_create = config.broker.creates_groups
+        self.groups.auto_groups_max = config.broker.auto_groups_max
+        self.offsets.offsets_max = config.consume.offsets_max
         self.send_processor.change_config(config.broker, config.store.message_bytes_max)
         self.pull_processor.config = config.consume
         self.pull_processor.broker_permission = config.broker.broker_permission
