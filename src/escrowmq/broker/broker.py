@@ -41,6 +41,7 @@ from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.transactions.group_decisions import GroupDecisions
 from escrowmq.broker.turn import Turn, WhenFlushed
 from escrowmq.client_memory import ClientMemory
+from escrowmq.clock import ClockReport
 from escrowmq.config import Config
 from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -104,6 +105,7 @@ class Broker:
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
         self.settings: BrokerSettings = FixedSettings()  # the server replaces them
+        self.clock_report: Callable[[], ClockReport] = ClockReport  # the server replaces it
         self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
         self.topics.restore_missing(store.queues(), store.damage)
         self.groups = SubscriptionGroups(
@@ -288,6 +290,8 @@ class Broker:
             lambda: self.settings,
             BrokerInfo(version=version, cluster=config.broker.cluster_name),
             self.delayed_messages,
+            wall_ms=self._wall_ms,
+            clock_report=lambda: self.clock_report(),
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)
         self._transaction_admin = TransactionAdmin(

@@ -283,7 +283,8 @@ def test_a_crowd_of_connections_from_one_host_does_not_shut_another_host_out(
         report = watch(server, crowd_of_connections, target=target, honest_rounds_after=10)
         assert report.honest_failures == []
         assert report.steps == 400
-        assert "most of them from 127.0.0.2" in server.errors
+        if not has_tls:  # with TLS, the crowd may be closed before its first request
+            assert "most of them from 127.0.0.2" in server.errors
 
 
 @pytest.mark.parametrize(
