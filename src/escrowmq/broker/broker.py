@@ -106,18 +106,7 @@ class Broker:
         self.statistics = Statistics(self.counters, day_of=day_of)
         self.settings: BrokerSettings = FixedSettings()  # the server replaces them
         self.clock_report: Callable[[], ClockReport] = ClockReport  # the server replaces it
-        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
-        self.topics.restore_missing(store.queues(), store.damage)
-        self.groups = SubscriptionGroups(
-            groups_file(disk, store.damage),
-            auto_create=config.broker.creates_groups,
-            auto_groups_max=config.broker.auto_groups_max,
-        )
-        self._offsets_file = offsets_file(disk, store.damage)
-        self.offsets = ConsumerOffsets(
-            self._offsets_file.offsets(), offsets_max=config.consume.offsets_max
-        )
-        self._saved_offsets_version = self.offsets.version
+        self._load_tables(disk, config, on_topics_changed)
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups(memory=self._memory)
         self.producers: ProducerGroups[Channel] = ProducerGroups(memory=self._memory)
         self._locks = QueueLocks(memory=self._memory)
@@ -154,6 +143,24 @@ class Broker:
         self._permissions = RequestPermissions(
             store, self.transactions.coordinator, cluster=config.broker.cluster_name
         )
+
+    def _load_tables(
+        self, disk: Disk, config: Config, on_topics_changed: Callable[[], None]
+    ) -> None:
+        """Load topics, groups and offsets from their files."""
+        store = self.store
+        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
+        self.topics.restore_missing(store.queues(), store.damage)
+        self.groups = SubscriptionGroups(
+            groups_file(disk, store.damage),
+            auto_create=config.broker.creates_groups,
+            auto_groups_max=config.broker.auto_groups_max,
+        )
+        self._offsets_file = offsets_file(disk, store.damage)
+        self.offsets = ConsumerOffsets(
+            self._offsets_file.offsets(), offsets_max=config.consume.offsets_max
+        )
+        self._saved_offsets_version = self.offsets.version
 
     def _create_processors(
         self,
