@@ -316,7 +316,7 @@ def _run_name_server(name_server: NameServer, code: int, fields: Header, body: b
     scheduler = SliceScheduler(time.thread_time)
 
     def work() -> Any:
-        yield from name_server.handle_in_slices(request, object(), now_ms=NOW_MS)
+        yield from name_server.handle_in_slices(request, FakeChannel(), now_ms=NOW_MS)
 
     scheduler.add(work())
     is_left = True

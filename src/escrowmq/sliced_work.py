@@ -36,7 +36,11 @@ TURN_S: Final = 0.002
 
 
 class SliceScheduler:
-    """Runs work in slices, round robin: every piece of work gets a slice before one gets two."""
+    """Runs work in slices, round robin: every piece of work gets a slice before one gets two.
+
+    Work may have an origin. Then every origin gets a slice before one gets two, so a client does
+    not get more time by opening more connections.
+    """
 
     def __init__(
         self, elapsed_s: Callable[[], float], *, slice_s: float = SLICE_S, turn_s: float = TURN_S
@@ -44,15 +48,15 @@ class SliceScheduler:
         self._elapsed_s = elapsed_s
         self._slice_s = slice_s
         self._turn_s = turn_s
-        self._waiting: deque[SlicedWork] = deque()
+        self._waiting: dict[str, deque[SlicedWork]] = {}  # by origin; the first one is next
 
     def __len__(self) -> int:
         """Return how many pieces of work are not finished."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
-    def add(self, work: SlicedWork) -> None:
-        """Let work wait for its first slice, behind all other work."""
-        self._waiting.append(work)
+    def add(self, work: SlicedWork, *, origin: str = "") -> None:
+        """Let work wait for its first slice, behind all other work of its origin."""
+        self._waiting.setdefault(origin, deque()).append(work)
 
     def run_turn(self) -> bool:
         """Run slices until the time of a turn is used up. Return whether work is left."""
@@ -61,9 +65,13 @@ class SliceScheduler:
             return False
         end_s = elapsed_s() + self._turn_s
         while waiting:
-            work = waiting.popleft()
+            origin, works = next(iter(waiting.items()))
+            work = works.popleft()
             if not self._run_slice(work):
-                waiting.append(work)
+                works.append(work)
+            del waiting[origin]
+            if works:
+                waiting[origin] = works  # behind the other origins
             if elapsed_s() >= end_s:
                 break
         return bool(waiting)

@@ -57,6 +57,10 @@ class Target:
     def connect(self) -> Client:
         return SignedClient(self.address, tls=self.tls, timeout_s=WAIT_S)
 
+    def connect_from(self, host: str) -> Client:
+        """Connect from another address of loopback, which counts as another host."""
+        return SignedClient(self.address, tls=self.tls, timeout_s=WAIT_S, source_host=host)
+
     def connect_namesrv(self) -> Client:
         return SignedClient(self.namesrv_address, tls=self.tls, timeout_s=WAIT_S)
 

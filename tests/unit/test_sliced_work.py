@@ -29,8 +29,8 @@ class Workshop:
             self.clock.advance(ms=step_ms)
             yield
 
-    def add(self, name: str, step_count: int, *, step_ms: int = STEP_MS) -> None:
-        self.scheduler.add(self.work(name, step_count, step_ms=step_ms))
+    def add(self, name: str, step_count: int, *, step_ms: int = STEP_MS, origin: str = "") -> None:
+        self.scheduler.add(self.work(name, step_count, step_ms=step_ms), origin=origin)
 
 
 def test_every_work_gets_a_slice_before_one_gets_two() -> None:
@@ -52,6 +52,31 @@ def test_new_work_waits_for_one_slice_of_each_other() -> None:
     workshop.add("new", 1)
     workshop.scheduler.run_turn()
     assert workshop.steps[:3] == ["greedy", "greedy", "new"]
+
+
+def test_a_thousand_connections_of_one_origin_get_no_more_time_than_one_of_another() -> None:
+    workshop = Workshop()
+    for _ in range(1_000):
+        workshop.add("greedy", 100, origin="attacker")
+    workshop.scheduler.run_turn()
+    workshop.steps.clear()
+    workshop.add("honest", 4, origin="honest")
+    workshop.scheduler.run_turn()
+    assert workshop.steps == ["greedy"] * 2 + ["honest"] * 2 + ["greedy"] * 2 + ["honest"] * 2
+    assert len(workshop.scheduler) == 1_001
+
+
+def test_work_that_is_added_while_work_runs_is_not_lost() -> None:
+    workshop = Workshop()
+
+    def adding() -> SlicedWork:
+        workshop.add("added", 1, origin="same")
+        yield
+
+    workshop.scheduler.add(adding(), origin="same")
+    while workshop.scheduler.run_turn():
+        pass
+    assert workshop.steps == ["added"]
 
 
 def test_a_turn_ends_when_its_time_is_used_up() -> None:

@@ -41,6 +41,7 @@ from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.transactions.group_decisions import GroupDecisions
 from escrowmq.broker.turn import Turn, WhenFlushed
 from escrowmq.client_memory import ClientMemory
+from escrowmq.clock import ClockReport
 from escrowmq.config import Config
 from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -104,17 +105,11 @@ class Broker:
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
         self.settings: BrokerSettings = FixedSettings()  # the server replaces them
-        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
-        self.topics.restore_missing(store.queues(), store.damage)
-        self.groups = SubscriptionGroups(
-            groups_file(disk, store.damage), auto_create=config.broker.creates_groups
-        )
-        self._offsets_file = offsets_file(disk, store.damage)
-        self.offsets = ConsumerOffsets(self._offsets_file.offsets())
-        self._saved_offsets_version = self.offsets.version
+        self.clock_report: Callable[[], ClockReport] = ClockReport  # the server replaces it
+        self._load_tables(disk, config, on_topics_changed)
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups(memory=self._memory)
         self.producers: ProducerGroups[Channel] = ProducerGroups(memory=self._memory)
-        self._locks = QueueLocks()
+        self._locks = QueueLocks(memory=self._memory)
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
         self._wall_ms = wall_ms
@@ -148,6 +143,24 @@ class Broker:
         self._permissions = RequestPermissions(
             store, self.transactions.coordinator, cluster=config.broker.cluster_name
         )
+
+    def _load_tables(
+        self, disk: Disk, config: Config, on_topics_changed: Callable[[], None]
+    ) -> None:
+        """Load topics, groups and offsets from their files."""
+        store = self.store
+        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
+        self.topics.restore_missing(store.queues(), store.damage)
+        self.groups = SubscriptionGroups(
+            groups_file(disk, store.damage),
+            auto_create=config.broker.creates_groups,
+            auto_groups_max=config.broker.auto_groups_max,
+        )
+        self._offsets_file = offsets_file(disk, store.damage)
+        self.offsets = ConsumerOffsets(
+            self._offsets_file.offsets(), offsets_max=config.consume.offsets_max
+        )
+        self._saved_offsets_version = self.offsets.version
 
     def _create_processors(
         self,
@@ -284,6 +297,8 @@ class Broker:
             lambda: self.settings,
             BrokerInfo(version=version, cluster=config.broker.cluster_name),
             self.delayed_messages,
+            wall_ms=self._wall_ms,
+            clock_report=lambda: self.clock_report(),
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)
         self._transaction_admin = TransactionAdmin(
@@ -381,6 +396,8 @@ class Broker:
             now_ms=now_ms,
             wall_ms=self._wall_ms(now_ms),
         )
+        if access_key:
+            channel.set_account(access_key)
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
 
@@ -483,6 +500,8 @@ class Broker:
         self.store.change_config(config.store)
         self.topics.change_config(config.broker, now_ms=self._now_ms)
         self.groups.auto_create = config.broker.creates_groups
+        self.groups.auto_groups_max = config.broker.auto_groups_max
+        self.offsets.offsets_max = config.consume.offsets_max
         self.send_processor.change_config(config.broker, config.store.message_bytes_max)
         self.pull_processor.config = config.consume
         self.pull_processor.broker_permission = config.broker.broker_permission

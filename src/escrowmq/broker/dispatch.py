@@ -81,6 +81,9 @@ class Channel(Peer, Protocol):
 
     peer_host: bytes  # the peer's address, packed as records store it
 
+    def set_account(self, access_key: str) -> None:
+        """Count what is kept for this connection for an account, instead of its host."""
+
     @property
     def can_send(self) -> bool:
         """Whether the client reads what it is sent, so that it can get more than it asked for."""
@@ -153,11 +156,14 @@ class RequestChannel(Channel, Protocol):
         body: Body,
         on_response: ResponseCallback,
         *,
+        requester: Channel,
         timeout_s: float,
     ) -> bool:
         """Send a request of the broker's own and call `on_response` once.
 
-        Return False, and never call it, if the connection is closed or its peer does not read.
+        Return False, and never call it, if the connection is closed or its peer does not read. What
+        is kept for the response is counted for `requester`, and dropped when that is closed. Raises
+        TableFull if the requester may have no more.
         """
 
 

@@ -127,6 +127,12 @@ STORE_WRITABLE: Final = Gauge(
     "escrowmq_store_writable",
     "1 if the store accepts messages, 0 if the disk is nearly full or has failed.",
 )
+REFUSED_CREATIONS: Final = Counter(
+    "escrowmq_automatic_creations_refused_total",
+    "Topics, groups and offsets that were not created because there are too many. The kind is "
+    "topic, group or offset.",
+    ("kind",),
+)
 WAITING_PULLS: Final = Gauge(
     "escrowmq_waiting_pulls", "Pulls that are held until a message arrives."
 )
@@ -265,6 +271,13 @@ class BrokerMetrics:
         yield PERMISSION.value(self._permission)
         yield TOPICS.value(len(topics))
         yield CONSUMER_GROUPS.value(len(groups))
+        yield REFUSED_CREATIONS.samples(
+            [
+                (("topic",), self._broker.topics.refused_creations),
+                (("group",), self._broker.groups.refused_creations),
+                (("offset",), self._broker.offsets.refused),
+            ]
+        )
         dlq_topics = [topic for topic in topics if topic.startswith(DLQ_PREFIX)]
         yield DEAD_LETTERS.samples(self._dead_letters(topic) for topic in dlq_topics)
 

@@ -37,15 +37,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from escrowmq.client_memory import ClientMemory, MemoryUse
+from escrowmq.client_memory import ClientMemory, MemoryUse, text_bytes
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
-from escrowmq.peer import Peer
+from escrowmq.fair_shares import FairShares
+from escrowmq.peer import DISCONNECTED, Peer
 
 MEMBER_TIMEOUT_MS: Final = 120_000  # without a heartbeat; clients send one every 30 s
 MEMBERS_MAX: Final = 100_000
 MEMBERS_PER_CHANNEL_MAX: Final = 1_000
-MEMBER_BYTES: Final = 1_000  # an estimate, without the names
+# What a member takes without its names, and a consumer group without its subscriptions. Measured on
+# CPython 3.11 by tests/unit/test_memory_estimates.py: 900 bytes for one of many members of a
+# connection, 2,150 for the only one; a group takes 650.
+MEMBER_BYTES: Final = 2_400
+GROUP_BYTES: Final = 800
 
 # The owner's type of channel. The tables hand channels out again as the type they were given.
 C = TypeVar("C", bound=Peer)
@@ -74,7 +79,9 @@ class Member(Generic[C]):
 
     @property
     def retained_bytes(self) -> int:
-        return MEMBER_BYTES + 2 * (len(self.group) + len(self.client.client_id))
+        # Twice, because a renewed member brings new copies, and the keys of the tables are the old
+        # ones.
+        return MEMBER_BYTES + 2 * (text_bytes(self.group) + text_bytes(self.client.client_id))
 
 
 class MemberTable(Generic[C]):
@@ -97,7 +104,7 @@ class MemberTable(Generic[C]):
         self._groups: dict[str, OrderedDict[str, Member[C]]] = {}  # group -> client id -> member
         self._channels: dict[C, set[tuple[str, str]]] = {}  # channel -> group and client id
         self._clients: dict[str, dict[str, Member[C]]] = {}  # client id -> group -> member
-        self._greediest: C | None = None  # the channel that had most members when it was searched
+        self._shares: FairShares[C] = FairShares()  # members of each channel
 
     def __len__(self) -> int:
         return self._count
@@ -123,33 +130,24 @@ class MemberTable(Generic[C]):
         self._groups.setdefault(group, OrderedDict())[client.client_id] = member
         self._clients.setdefault(client.client_id, {})[group] = member
         self._channels.setdefault(client.channel, set()).add((group, client.client_id))
+        if is_new:
+            self._shares.add(client.channel, 1)
         return is_new
 
     def make_room(self, channel: C) -> Member[C] | None:
         """Remove and return a member of a greedy channel, so that this channel can have one.
 
-        Return None if there is room, or if this channel has its share: as many as the average.
+        Return None if there is room, or if this channel and its origin have their share.
         """
-        own_count = len(self._channels.get(channel, ()))
-        if self._count < self._members_max or own_count * len(self._channels) >= self._count:
+        if self._count < self._members_max:
             return None
-        greedy = self._find_greedy(own_count + 2)
+        greedy = self._shares.find_greedy(channel)
         if greedy is None:
             return None
         group, client_id = next(iter(self._channels[greedy]))
         member = self._groups[group][client_id]
         self._remove(member)
         return member
-
-    def _find_greedy(self, count_min: int) -> C | None:
-        """Return a channel with so many members or more, the greediest if it has to be searched."""
-        # Looking at all channels for every member would take long, so the channel that was found
-        # is used again for as long as it has enough.
-        channel = self._greediest
-        if channel is None or len(self._channels.get(channel, ())) < count_min:
-            channel = max(self._channels, key=lambda channel: len(self._channels[channel]))
-            self._greediest = channel
-        return channel if len(self._channels[channel]) >= count_min else None
 
     def leave(self, group: str, client_id: str, channel: C) -> Member[C] | None:
         """Remove and return a member.
@@ -231,12 +229,11 @@ class MemberTable(Generic[C]):
     def _unlink_channel(self, member: Member[C]) -> None:
         channel = member.client.channel
         self._memory.release(channel, MemoryUse.MEMBERS, member.retained_bytes)
+        self._shares.add(channel, -1)
         keys = self._channels[channel]
         keys.discard((member.group, member.client.client_id))
         if not keys:
             del self._channels[channel]
-            if channel is self._greediest:
-                self._greediest = None
 
 
 # --- consumer groups -----------------------------------------------------------------------------
@@ -253,6 +250,11 @@ class ConsumerGroupSettings:
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = CLUSTERING
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+
+    @property
+    def retained_bytes(self) -> int:
+        texts = (self.consume_type, self.message_model, self.consume_from_where)
+        return sum(map(text_bytes, texts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -323,13 +325,15 @@ class ConsumerGroups(Generic[C]):
         group.settings = settings
         needs_subscriptions = fingerprint == 0 or fingerprint != group.fingerprint
         has_changed = is_new
-        if not (fingerprint and without_sub):
-            try:
+        brings_subscriptions = not (fingerprint and without_sub)
+        try:
+            if brings_subscriptions or group.subscription_owner is None:
                 self._count_subscriptions(group, client.channel, subscriptions)
-            except TableFull:
-                if is_new:
-                    self.unregister(name, client.client_id, client.channel)
-                raise
+        except TableFull:
+            if is_new:
+                self.unregister(name, client.client_id, client.channel)
+            raise
+        if brings_subscriptions:
             group.fingerprint = fingerprint
             has_changed = _update_subscriptions(group.subscriptions, subscriptions) or is_new
         return HeartbeatResult(
@@ -342,7 +346,8 @@ class ConsumerGroups(Generic[C]):
         self, group: ConsumerGroup, channel: C, subscriptions: Sequence[Subscription]
     ) -> None:
         """Count the subscriptions of a group for the channel that brings them. Raise TableFull."""
-        count = sum(subscription.retained_bytes for subscription in subscriptions)
+        count = GROUP_BYTES + group.settings.retained_bytes
+        count += sum(subscription.retained_bytes for subscription in subscriptions)
         if count == group.subscription_bytes and channel is group.subscription_owner:
             return
         self._release_subscriptions(group)
@@ -496,14 +501,30 @@ LOCK_VALID_MS: Final = 60_000
 LOCKS_MAX: Final = 100_000
 # Half of the table is for channels that have fewer locks than this.
 LOCKS_OF_SMALL_CHANNEL: Final = 256
+# What a lock takes without its names. Measured on CPython 3.11 by
+# tests/unit/test_memory_estimates.py: 500 bytes for one of many locks of a connection, 1,300 for
+# the only one.
+LOCK_BYTES: Final = 1_400
 
 LockedQueue = tuple[str, int]  # topic and queue id
+
+
+class _LockingChannel:
+    """The locks that were requested over one channel."""
+
+    __slots__ = ("count", "lock_bytes", "peer")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer  # DISCONNECTED after the channel has closed
+        self.count = 0
+        self.lock_bytes = 0
 
 
 class _Lock(NamedTuple):
     owner: str  # client id
     renewed_ms: int
-    channel: Peer | None  # over which it was requested
+    channel: _LockingChannel
+    retained_bytes: int
 
     def is_valid(self, now_ms: int) -> bool:
         return now_ms - self.renewed_ms <= LOCK_VALID_MS
@@ -517,14 +538,16 @@ class QueueLocks:
     queue and considers itself the owner until the lock expires.
 
     Callers check that the queue exists and that names are not too long; this bounds a lock. When
-    half of the table is in use, only channels with few locks get new ones.
+    half of the table is in use, only channels with few locks get new ones. The bytes of a lock are
+    counted for its channel, and after that has closed for DISCONNECTED.
     """
 
-    def __init__(self, *, locks_max: int = LOCKS_MAX) -> None:
+    def __init__(self, *, locks_max: int = LOCKS_MAX, memory: ClientMemory | None = None) -> None:
+        self._memory = ClientMemory() if memory is None else memory
         self._locks_max = locks_max
         self._count = 0
         self._groups: dict[str, dict[LockedQueue, _Lock]] = {}
-        self._count_by_channel: dict[Peer | None, int] = {}
+        self._channels: dict[Peer, _LockingChannel] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -536,7 +559,7 @@ class QueueLocks:
         queues: Iterable[LockedQueue],
         *,
         now_ms: int,
-        channel: Peer | None = None,
+        channel: Peer = DISCONNECTED,
     ) -> list[LockedQueue]:
         """Lock or renew queues. Return those that the client owns now.
 
@@ -544,22 +567,42 @@ class QueueLocks:
         """
         if self._count >= self._locks_max // 2:
             self.expire(now_ms)
-        granted = []
-        for queue in dict.fromkeys(queues):
-            held = self._groups.get(group, {}).get(queue)
-            if held is None and not self._has_capacity(channel):
-                continue
-            if held is None or held.owner == client_id or not held.is_valid(now_ms):
-                if held is not None:
-                    self._remove(group, queue)
-                self._add(group, queue, _Lock(client_id, now_ms, channel))
-                granted.append(queue)
-        return granted
+        return [
+            queue
+            for queue in dict.fromkeys(queues)
+            if self._lock_one(group, client_id, queue, now_ms, channel)
+        ]
 
-    def _has_capacity(self, channel: Peer | None) -> bool:
+    def _lock_one(
+        self, group: str, client_id: str, queue: LockedQueue, now_ms: int, channel: Peer
+    ) -> bool:
+        held = self._groups.get(group, {}).get(queue)
+        count = LOCK_BYTES + text_bytes(group) + text_bytes(client_id) + text_bytes(queue[0])
+        if held is None and not self._has_capacity(channel):
+            return False
+        if held is not None and held.owner != client_id and held.is_valid(now_ms):
+            return False
+        if held is not None and held.owner == client_id:
+            # It is there already and must not be lost, so this is never refused.
+            self._memory.add(channel, MemoryUse.QUEUE_LOCKS, count)
+        else:
+            try:
+                self._memory.reserve(channel, MemoryUse.QUEUE_LOCKS, count)
+            except TableFull:
+                return False
+        if held is not None:
+            self._remove(group, queue)
+        locking_channel = self._channels.get(channel)
+        if locking_channel is None:
+            locking_channel = self._channels[channel] = _LockingChannel(channel)
+        self._add(group, queue, _Lock(client_id, now_ms, locking_channel, count))
+        return True
+
+    def _has_capacity(self, channel: Peer) -> bool:
         if self._count < self._locks_max // 2:
             return True
-        is_small = self._count_by_channel.get(channel, 0) < LOCKS_OF_SMALL_CHANNEL
+        locking_channel = self._channels.get(channel)
+        is_small = locking_channel is None or locking_channel.count < LOCKS_OF_SMALL_CHANNEL
         return self._count < self._locks_max and is_small
 
     def unlock(self, group: str, client_id: str, queues: Iterable[LockedQueue]) -> None:
@@ -568,6 +611,16 @@ class QueueLocks:
             held = self._groups.get(group, {}).get(queue)
             if held is not None and held.owner == client_id:
                 self._remove(group, queue)
+
+    def channel_closed(self, channel: Peer) -> None:
+        """Count the locks of a closed channel for nobody; they stay until they expire."""
+        locking_channel = self._channels.pop(channel, None)
+        if locking_channel is None or channel is DISCONNECTED:
+            return
+        # The locks do not keep the channel either, which has many more bytes than they have.
+        locking_channel.peer = DISCONNECTED
+        self._memory.release(channel, MemoryUse.QUEUE_LOCKS, locking_channel.lock_bytes)
+        self._memory.add(DISCONNECTED, MemoryUse.QUEUE_LOCKS, locking_channel.lock_bytes)
 
     def is_locked_by(self, group: str, client_id: str, queue: LockedQueue, *, now_ms: int) -> bool:
         held = self._groups.get(group, {}).get(queue)
@@ -591,8 +644,8 @@ class QueueLocks:
 
     def _add(self, group: str, queue: LockedQueue, lock: _Lock) -> None:
         self._count += 1
-        counts = self._count_by_channel
-        counts[lock.channel] = counts.get(lock.channel, 0) + 1
+        lock.channel.count += 1
+        lock.channel.lock_bytes += lock.retained_bytes
         self._groups.setdefault(group, {})[queue] = lock
 
     def _remove(self, group: str, queue: LockedQueue) -> None:
@@ -600,6 +653,9 @@ class QueueLocks:
         lock = self._groups[group].pop(queue)
         if not self._groups[group]:
             del self._groups[group]
-        self._count_by_channel[lock.channel] -= 1
-        if not self._count_by_channel[lock.channel]:
-            del self._count_by_channel[lock.channel]
+        channel = lock.channel
+        channel.count -= 1
+        channel.lock_bytes -= lock.retained_bytes
+        self._memory.release(channel.peer, MemoryUse.QUEUE_LOCKS, lock.retained_bytes)
+        if not channel.count and self._channels.get(channel.peer) is channel:
+            del self._channels[channel.peer]

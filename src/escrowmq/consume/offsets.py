@@ -2,16 +2,19 @@
 
     topic@group -> queue id -> queue offset        the format of consumerOffset.json
 
-Callers check that topic, group and queue exist before they commit; this bounds the table.
+Callers check that topic, group and queue exist before they commit. A client could still commit for
+every pair of a group and a queue, so the number of offsets is limited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from escrowmq.errors import TableFull
 from escrowmq.message.record import QueueOffset
 
+OFFSETS_MAX: Final = 200_000
 _SEPARATOR = "@"  # neither topics nor groups may contain it
 
 
@@ -28,8 +31,15 @@ class ConsumerOffsets:
     whether there is something new to save.
     """
 
-    def __init__(self, table: Mapping[str, Mapping[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        table: Mapping[str, Mapping[int, int]] | None = None,
+        *,
+        offsets_max: int = OFFSETS_MAX,
+    ) -> None:
         self.version = 0
+        self.offsets_max = offsets_max
+        self.refused = 0  # commits, because there are too many offsets
         self._table: dict[str, dict[int, int]] = {}
         self._topics: dict[str, set[str]] = {}  # by group
         self._resets: dict[tuple[str, str, int], QueueOffset] = {}
@@ -38,6 +48,11 @@ class ConsumerOffsets:
             self._table[key] = dict(queues)
             if separator:  # keys of another form are preserved but not used
                 self._topics.setdefault(group, set()).add(topic)
+        self._count = _count_offsets(self._table)
+
+    def __len__(self) -> int:
+        """Return the number of offsets, one for each group and queue."""
+        return self._count
 
     def dump(self) -> dict[str, dict[int, int]]:
         """Return a copy, which can be saved while commits go on."""
@@ -51,6 +66,7 @@ class ConsumerOffsets:
     def restore(self, snapshot: OffsetsSnapshot) -> None:
         """Undo what has changed since a snapshot, because it could not be saved."""
         self._table, self._topics, self._resets = snapshot
+        self._count = _count_offsets(self._table)
         self.version += 1  # the file may have what is undone here, so it has to be saved again
 
     def commit(self, topic: str, group: str, queue_id: int, queue_offset: int) -> bool:
@@ -58,10 +74,18 @@ class ConsumerOffsets:
 
         A negative offset means that the client does not know its own yet. While a reset is waiting
         for the group, commits are refused: they belong to the position that the group is about to
-        leave. A lower offset than before is accepted.
+        leave. A lower offset than before is accepted. Raises TableFull if there are too many
+        offsets to store another one.
         """
         if queue_offset < 0 or (self._resets and (topic, group, queue_id) in self._resets):
             return False
+        if self._count >= self.offsets_max and self.query(topic, group, queue_id) is None:
+            self.refused += 1
+            raise TableFull(
+                f"the offset of group {group} for queue {queue_id} of topic {topic} is not stored: "
+                f"there are escrowOffsetsMax={self.offsets_max} offsets or more; delete groups, or "
+                "raise the limit"
+            )
         self._put(topic, group, queue_id, queue_offset)
         return True
 
@@ -127,14 +151,19 @@ class ConsumerOffsets:
             queues = self._table[key] = {}
             self._topics.setdefault(group, set()).add(topic)
         if queues.get(queue_id) != queue_offset:
+            self._count += queue_id not in queues
             queues[queue_id] = queue_offset
             self.version += 1
 
     def _drop(self, topic: str, group: str) -> None:
-        del self._table[topic + _SEPARATOR + group]
+        self._count -= len(self._table.pop(topic + _SEPARATOR + group))
         for key in [key for key in self._resets if key[:2] == (topic, group)]:
             del self._resets[key]
         self.version += 1
+
+
+def _count_offsets(table: Mapping[str, Mapping[int, int]]) -> int:
+    return sum(map(len, table.values()))
 
 
 def initial_offset(

@@ -38,6 +38,7 @@ from escrowmq.namesrv.route_table import (
     system_error,
     truncate_name,
 )
+from escrowmq.peer import Peer
 from escrowmq.remoting import bodies
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
@@ -83,7 +84,7 @@ class NamesrvHandler:
     """
 
     code: RequestCode
-    function: Callable[[Request[Any], object, int], NamesrvResponse | _SlicedResponse]
+    function: Callable[[Request[Any], Peer, int], NamesrvResponse | _SlicedResponse]
     is_public: bool = False  # any account may send it, because clients need it
 
 
@@ -151,7 +152,7 @@ class NameServer:
             handler(code.GET_NAMESRV_CONFIG, self._get_config),
         ]
 
-    def handle(self, request: Request[Any], channel: object, *, now_ms: int) -> bytes:
+    def handle(self, request: Request[Any], channel: Peer, *, now_ms: int) -> bytes:
         """Return the response as a frame; it is empty if the request was one-way.
 
         `channel` identifies the connection to the name server: a broker that registered over it is
@@ -160,7 +161,7 @@ class NameServer:
         return run_to_end(self.handle_in_slices(request, channel, now_ms=now_ms))
 
     def handle_in_slices(
-        self, request: Request[Any], channel: object, *, now_ms: int
+        self, request: Request[Any], channel: Peer, *, now_ms: int
     ) -> SlicedResult[bytes]:
         """Do the same as `handle` in slices."""
         try:
@@ -195,11 +196,11 @@ class NameServer:
         handler = self._handlers.get(code)
         return handler is not None and handler.is_public
 
-    def channel_closed(self, channel: object) -> list[str]:
+    def channel_closed(self, channel: Peer) -> list[str]:
         """Remove the brokers of a closed connection and return their addresses."""
         return self.routes.channel_closed(channel)
 
-    def tick(self, *, now_ms: int) -> list[object]:
+    def tick(self, *, now_ms: int) -> list[Peer]:
         """Remove brokers whose heartbeat is overdue. Return their channels, to be closed."""
         expired = self.routes.expire(now_ms=now_ms)
         self._expired_count += len(expired)
@@ -219,7 +220,7 @@ class NameServer:
     # --- requests of brokers ---------------------------------------------------------------------
 
     def _register(
-        self, request: Request[headers.RegisterBroker], channel: object, now_ms: int
+        self, request: Request[headers.RegisterBroker], channel: Peer, now_ms: int
     ) -> _SlicedResponse:
         fields = request.head.fields
         topics = yield from _registered_topics(request)
@@ -249,14 +250,14 @@ class NameServer:
         )
 
     def _unregister(
-        self, request: Request[headers.BrokerIdentity], _channel: object, _now_ms: int
+        self, request: Request[headers.BrokerIdentity], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         self.routes.unregister(fields.cluster_name, fields.broker_name, fields.broker_addr)
         return NamesrvResponse()
 
     def _query_version(
-        self, request: Request[headers.BrokerIdentity], _channel: object, now_ms: int
+        self, request: Request[headers.BrokerIdentity], _channel: Peer, now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         version = bodies.decode_request_body(DataVersion, request.body)
@@ -267,14 +268,14 @@ class NameServer:
         )
 
     def _heartbeat(
-        self, request: Request[headers.BrokerHeartbeat], _channel: object, now_ms: int
+        self, request: Request[headers.BrokerHeartbeat], _channel: Peer, now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         self.routes.heartbeat(fields.cluster_name, fields.broker_addr, now_ms=now_ms)
         return NamesrvResponse()
 
     def _register_topic(
-        self, request: Request[headers.RegisterTopic], _channel: object, _now_ms: int
+        self, request: Request[headers.RegisterTopic], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         route = bodies.decode_request_body(bodies.TopicRoute, request.body)
         self.routes.register_topic(request.head.fields.topic, route.queue_datas)
@@ -283,7 +284,7 @@ class NameServer:
     # --- requests of clients and tools -----------------------------------------------------------
 
     def _route(
-        self, request: Request[headers.GetRoute], _channel: object, _now_ms: int
+        self, request: Request[headers.GetRoute], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         topic = request.head.fields.topic
         route = self.routes.route(topic)
@@ -296,7 +297,7 @@ class NameServer:
         order = self.kv_config.get(ORDER_NAMESPACE, topic)
         return _body_response(msgspec.structs.replace(route, order_topic_conf=order))
 
-    def _clusters(self, _request: Request[Any], _channel: object, _now_ms: int) -> NamesrvResponse:
+    def _clusters(self, _request: Request[Any], _channel: Peer, _now_ms: int) -> NamesrvResponse:
         return _body_response(
             bodies.ClusterInfo(
                 broker_addr_table=self.routes.brokers(), cluster_addr_table=self.routes.clusters()
@@ -304,7 +305,7 @@ class NameServer:
         )
 
     def _members(
-        self, request: Request[headers.GetBrokerMemberGroup], _channel: object, _now_ms: int
+        self, request: Request[headers.GetBrokerMemberGroup], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         cluster, name = request.head.fields.cluster_name, request.head.fields.broker_name
         members = bodies.BrokerMembers(
@@ -312,20 +313,18 @@ class NameServer:
         )
         return _body_response(bodies.BrokerMemberGroup(broker_member_group=members))
 
-    def _all_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> _SlicedResponse:
+    def _all_topics(self, _request: Request[Any], _channel: Peer, _now_ms: int) -> _SlicedResponse:
         return _topic_list_response(self.routes.unsorted_topics())
 
     def _topics_of_cluster(
-        self, request: Request[headers.GetTopicsByCluster], _channel: object, _now_ms: int
+        self, request: Request[headers.GetTopicsByCluster], _channel: Peer, _now_ms: int
     ) -> _SlicedResponse:
         return _topic_list_response(
             self.routes.unsorted_topics(cluster=request.head.fields.cluster)
         )
 
     def _system_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
+        self, _request: Request[Any], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         """Return the topics named after clusters and brokers, and who knows the others."""
         brokers = self.routes.brokers()
@@ -337,18 +336,16 @@ class NameServer:
             )
         )
 
-    def _unit_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> _SlicedResponse:
+    def _unit_topics(self, _request: Request[Any], _channel: Peer, _now_ms: int) -> _SlicedResponse:
         return self._topics_with_flag(lambda flag: bool(flag & FLAG_UNIT))
 
     def _unit_subscribed_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
+        self, _request: Request[Any], _channel: Peer, _now_ms: int
     ) -> _SlicedResponse:
         return self._topics_with_flag(lambda flag: bool(flag & FLAG_UNIT_SUBSCRIBED))
 
     def _unit_subscribed_plain_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
+        self, _request: Request[Any], _channel: Peer, _now_ms: int
     ) -> _SlicedResponse:
         both = FLAG_UNIT | FLAG_UNIT_SUBSCRIBED
         return self._topics_with_flag(lambda flag: flag & both == FLAG_UNIT_SUBSCRIBED)
@@ -362,7 +359,7 @@ class NameServer:
         return (yield from _topic_list_response(topics))
 
     def _get_kv_config(
-        self, request: Request[headers.KvConfigKey], _channel: object, _now_ms: int
+        self, request: Request[headers.KvConfigKey], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         value = self.kv_config.get(fields.namespace, fields.key)
@@ -374,7 +371,7 @@ class NameServer:
         return NamesrvResponse(headers.GetKvConfigResponse(value=value))
 
     def _get_kv_namespace(
-        self, request: Request[headers.KvNamespace], _channel: object, _now_ms: int
+        self, request: Request[headers.KvNamespace], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         namespace = request.head.fields.namespace
         table = self.kv_config.namespace(namespace)
@@ -385,39 +382,39 @@ class NameServer:
     # --- requests of operators -------------------------------------------------------------------
 
     def _delete_topic(
-        self, request: Request[headers.DeleteTopicInNamesrv], _channel: object, _now_ms: int
+        self, request: Request[headers.DeleteTopicInNamesrv], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         self.routes.delete_topic(fields.topic, cluster=fields.cluster_name or None)
         return NamesrvResponse()
 
     def _wipe_write_perm(
-        self, request: Request[headers.BrokerNameHeader], _channel: object, _now_ms: int
+        self, request: Request[headers.BrokerNameHeader], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         count = self.routes.wipe_write_perm(request.head.fields.broker_name)
         return NamesrvResponse(headers.WipeWritePermResponse(wipe_topic_count=count))
 
     def _add_write_perm(
-        self, request: Request[headers.BrokerNameHeader], _channel: object, _now_ms: int
+        self, request: Request[headers.BrokerNameHeader], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         count = self.routes.add_write_perm(request.head.fields.broker_name)
         return NamesrvResponse(headers.AddWritePermResponse(add_topic_count=count))
 
     def _put_kv_config(
-        self, request: Request[headers.PutKvConfig], _channel: object, _now_ms: int
+        self, request: Request[headers.PutKvConfig], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         self.kv_config.put(fields.namespace, fields.key, fields.value)
         return NamesrvResponse()
 
     def _delete_kv_config(
-        self, request: Request[headers.KvConfigKey], _channel: object, _now_ms: int
+        self, request: Request[headers.KvConfigKey], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         self.kv_config.delete(request.head.fields.namespace, request.head.fields.key)
         return NamesrvResponse()
 
     def _update_config(
-        self, _request: Request[Any], _channel: object, _now_ms: int
+        self, _request: Request[Any], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         raise RequestRefused(
             ResponseCode.NO_PERMISSION,
@@ -425,9 +422,7 @@ class NameServer:
             "change its configuration file and restart it",
         )
 
-    def _get_config(
-        self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
+    def _get_config(self, _request: Request[Any], _channel: Peer, _now_ms: int) -> NamesrvResponse:
         lines = [f"{name}={value}\n" for name, value in sorted(self._config.items())]
         return NamesrvResponse(body="".join(lines).encode())
 

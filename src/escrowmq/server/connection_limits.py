@@ -11,7 +11,8 @@ What the watermark does:
     above the hard limit    the connections with most are closed, until the total is below the soft
                             limit
 
-`client_memory.py` counts. Connections that have less than their fair share notice nothing.
+`client_memory.py` counts. Connections that have less than their fair share notice nothing, and
+neither do those of an account or host that has less than its share.
 """
 
 from __future__ import annotations
@@ -95,10 +96,11 @@ class MemoryWatermark:
         if excess <= 0 or (growth < memory.limits.soft_max >> 6 and not is_above_hard):
             return
         self._enforced_total = memory.total
-        fair_bytes = memory.fair_bytes()
         for owner, count in memory.greediest():
-            if excess <= 0 or (count <= fair_bytes and not is_above_hard):
+            if excess <= 0:
                 break
+            if not is_above_hard and not memory.is_greedy(owner):
+                continue
             # Only connections own memory; the core knows them as peers.
             connection = cast(LimitedConnection, owner)
             excess -= count
@@ -114,9 +116,8 @@ class MemoryWatermark:
         """Read from the held connections again if there is enough memory. Call it regularly."""
         memory = self.memory
         self._enforced_total = min(self._enforced_total, memory.total)
-        fair_bytes = memory.fair_bytes()
         for connection in list(self._held):
-            is_greedy = memory.is_above_soft and memory.bytes_of(connection) > fair_bytes
+            is_greedy = memory.is_above_soft and memory.is_greedy(connection)
             if not is_greedy or not connection.is_open:
                 self._held.discard(connection)
                 connection.hold_reading(False)

@@ -159,7 +159,7 @@ class MetricsServer:
             lambda: ssl_context,
             is_enforcing=True,
             idle_max_s=self._limits.request_timeout_s,
-            has_capacity=lambda pending: True,
+            has_capacity=lambda host, pending: True,
             pending_max=self._limits.connections_max,
         )
         self._listener.listen(listening_socket)

@@ -314,6 +314,7 @@ async def _run_broker(
         past_times=maintenance.past_times(),
     )
     server = _new_server(config, clock, broker, access, store_host, watermark)
+    broker.clock_report = maintenance.clock_report
     _connect_parts(broker, server, live_config, runtime_settings)
     await server.listen(listening_socket)
     registrars += new_registrars(

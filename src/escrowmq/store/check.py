@@ -16,6 +16,7 @@ from escrowmq.config import StoreConfig
 from escrowmq.errors import ProtocolError, StoreDamaged, StoreError, StoreFailed
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.parsing import parse_lenient_json
+from escrowmq.store import log_ages
 from escrowmq.store.check_indexes import IndexCheck, QueueCheck
 from escrowmq.store.check_log import (
     CheckReport,
@@ -104,6 +105,8 @@ def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
             index.close()
     _check_checkpoints(disk, shutdown, queues, log.end, findings)
     _check_config(disk, findings)
+    if problem := log_ages.find_damage(disk):
+        findings.add_damage(log_ages.AGES_PATH, None, f"{problem}: {log_ages.WITHOUT_AGES}")
     if not shutdown.was_clean:
         findings.add_note(ABORT_PATH, None, "the store was not closed: the next start recovers it")
     return CheckReport(

@@ -26,6 +26,7 @@ class DamageKind(enum.Enum):
     CHECKPOINT = "checkpoint"
     CONFIG = "config"
     SNAPSHOT = "snapshot"
+    AGES = "ages"
 
 
 @dataclass(frozen=True, slots=True)

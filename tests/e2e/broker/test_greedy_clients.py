@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import urllib.request
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from escrowmq.server.server_connection import CONNECTION_BYTES, TLS_CONNECTION_BYTES
 from tests.support.brokers import Server
 from tests.support.greedy import (
     MIB,
@@ -257,6 +259,55 @@ def test_memory_is_bounded_with_tls(attack: Attack, tmp_path: Path) -> None:
     with Server(tmp_path / "server", conf={**CONF, **certificates.conf()}) as server:
         report = watch(server, attack, target=Target.of(server, tls=certificates.client()))
         assert_within_limits(report, server)
+
+
+def crowd_of_connections(target: Target) -> Generator[None]:
+    """Open more connections than the broker has room for, and send a request on each."""
+    with ExitStack() as stack:
+        for _ in range(400):
+            # The broker refuses some of them and closes others.
+            with suppress(ConnectionError, ssl.SSLError, EOFError):
+                client = stack.enter_context(target.connect_from("127.0.0.2"))
+                client.max_offset("BenchmarkTest", 0)
+            yield
+
+
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "tls"])
+def test_a_crowd_of_connections_from_one_host_does_not_shut_another_host_out(
+    has_tls: bool, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    conf = {"escrowConnectionsMax": 200, **(certificates.conf() if has_tls else {})}
+    with Server(tmp_path / "server", conf=conf) as server:
+        target = Target.of(server, tls=certificates.client() if has_tls else None)
+        report = watch(server, crowd_of_connections, target=target, honest_rounds_after=10)
+        assert report.honest_failures == []
+        assert report.steps == 400
+        if not has_tls:  # with TLS, the crowd may be closed before its first request
+            assert "most of them from 127.0.0.2" in server.errors
+
+
+@pytest.mark.parametrize(
+    ("has_tls", "count", "counted_bytes"),
+    [(False, 2_000, CONNECTION_BYTES), (True, 300, TLS_CONNECTION_BYTES)],
+    ids=["plain", "tls"],
+)
+def test_a_connection_takes_no_more_memory_than_is_counted_for_it(
+    has_tls: bool, count: int, counted_bytes: int, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    conf = certificates.conf() if has_tls else {}
+    with Server(tmp_path / "server", conf=conf) as server, ExitStack() as stack:
+        target = Target.of(server, tls=certificates.client() if has_tls else None)
+
+        def connect(number: int) -> None:
+            for client in target.connect_many(stack, number):
+                client.max_offset("BenchmarkTest", 0)
+
+        connect(50)
+        before_bytes = anonymous_memory(server.pid)
+        connect(count)
+        assert (anonymous_memory(server.pid) - before_bytes) / count <= counted_bytes
 
 
 def half_sent_pages(target: Target) -> Generator[None]:

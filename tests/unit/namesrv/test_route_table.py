@@ -10,6 +10,7 @@ from escrowmq.errors import RequestRefused
 from escrowmq.message.topic_config import DataVersion
 from escrowmq.namesrv.route_table import BrokerRegistration, MasterInfo, RouteTable
 from escrowmq.remoting.bodies import QueueRoute
+from tests.support.fake_peers import FakePeer
 from tests.support.namesrv_requests import NOW_MS, data_version, topic_config
 
 MASTER = BrokerRegistration(
@@ -26,7 +27,7 @@ SLAVE = replace(MASTER, broker_id=1, address="s:1", ha_address="s:2")
 OTHER = replace(
     MASTER, name="b", address="o:1", topics=(topic_config("orders", 2), topic_config("stock"))
 )
-CONNECTION, OTHER_CONNECTION = object(), object()
+CONNECTION, OTHER_CONNECTION = FakePeer("10.0.0.1:1"), FakePeer("10.0.0.2:1")
 
 
 def table(*registrations: BrokerRegistration) -> RouteTable:

@@ -21,6 +21,7 @@ from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, respond_error
 from escrowmq.broker.statistics import Statistics, TrafficRate
 from escrowmq.broker.turn import WhenFlushed
+from escrowmq.clock import ClockReport
 from escrowmq.errors import ConfigError, CorruptRecord, RecordNotFound, RequestRefused, StoreError
 from escrowmq.message.topic_config import DataVersion
 from escrowmq.remoting.bodies import encode_body
@@ -92,8 +93,13 @@ class BrokerAdmin:
         settings: Callable[[], BrokerSettings],
         broker_info: BrokerInfo,
         delayed_messages: DelayedMessages,
+        *,
+        wall_ms: Callable[[int], int],
+        clock_report: Callable[[], ClockReport],
     ) -> None:
         self._store = store
+        self._wall_ms = wall_ms
+        self._clock_report = clock_report
         self._delayed_messages = delayed_messages
         self._disk = disk
         self._statistics = statistics
@@ -149,6 +155,7 @@ class BrokerAdmin:
             **self._log_info(),
             **self._disk_info(),
             **self._delay_info(),
+            **self._clock_info(now_ms),
         }
         channel.respond(request, body=encode_body(RuntimeTable(table=dict(sorted(table.items())))))
 
@@ -201,6 +208,16 @@ class BrokerAdmin:
             "escrowDelayedWaiting": str(delayed_messages.waiting_count),
             "escrowDelayedSetAside": str(delayed_messages.set_aside_count),
             "escrowDelayedLost": str(delayed_messages.counters.lost),
+        }
+
+    def _clock_info(self, now_ms: int) -> dict[str, str]:
+        report = self._clock_report()
+        return {
+            # The other times come from a clock that follows the wall clock slowly.
+            "escrowWallTimestamp": str(self._wall_ms(now_ms)),
+            "escrowClockJumps": str(report.jumps),
+            "escrowClockChangeAtStart": str(report.change_at_start_ms),
+            "escrowStoredAhead": str(report.stored_ahead_ms),
         }
 
     def _log_info(self) -> dict[str, str]:

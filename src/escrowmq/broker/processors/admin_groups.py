@@ -22,7 +22,7 @@ from escrowmq.broker.closed_names import (
     check_records_are_open,
 )
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestChannel
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, group_not_found
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.admin_metadata import CHANGE_ERRORS, saved_offsets
 from escrowmq.broker.statistics import Statistics
 from escrowmq.consume.members import ConsumerGroups, Member, ProducerGroups
@@ -474,7 +474,7 @@ class OffsetAdmin:
         check_group_is_open(fields.src_group)
         self._groups.get(fields.src_group)  # it must exist
         if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
-            raise group_not_found(fields.dest_group)
+            raise self._groups.not_found(fields.dest_group)
         topics = [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group)
         with saved_offsets(self._offsets, self._save_offsets):
             for topic in topics:
@@ -599,7 +599,7 @@ class ConsumerRelay:
                 channel.respond(request, code=command.code, remark=command.remark, body=body)
 
         if consumer is None or not cast(RequestChannel, consumer).call(
-            code, fields, body, on_response, timeout_s=RELAY_TIMEOUT_S
+            code, fields, body, on_response, requester=channel, timeout_s=RELAY_TIMEOUT_S
         ):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,

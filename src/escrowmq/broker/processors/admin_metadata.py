@@ -28,7 +28,6 @@ from escrowmq.broker.metadata import (
     SubscriptionGroups,
     TopicTable,
     check_topic_name,
-    group_not_found,
     is_valid_group_name,
 )
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -252,7 +251,7 @@ class MetadataAdmin:
         name = request.head.fields.group
         config = self._groups.get_or_create(name, now_ms=now_ms)
         if config is None:
-            raise group_not_found(name)
+            raise self._groups.not_found(name)
         channel.respond(request, body=_encode_json(config))
 
     def list_groups(self, channel: Channel, request: Request[Any], now_ms: int) -> None:

@@ -210,6 +210,7 @@ class ClientProcessor:
 
     def channel_closed(self, channel: Channel) -> None:
         self._producers.channel_closed(channel)
+        self._locks.channel_closed(channel)
         self._notify_groups_of(self._consumers.channel_closed(channel))
 
     def expire(self, now_ms: int) -> None:

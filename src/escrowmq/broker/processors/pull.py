@@ -13,6 +13,8 @@ may wake a hundred thousand of them.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -40,7 +42,7 @@ from escrowmq.consume.pull import (
     request_filter,
 )
 from escrowmq.consume.subscription import MessageFilter
-from escrowmq.errors import RequestRefused
+from escrowmq.errors import RequestRefused, TableFull
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
@@ -113,9 +115,11 @@ class PullProcessor:
             self._refuse(channel, request, message_filter)
             return
         if fields.sys_flag & FLAG_COMMIT_OFFSET:
-            self._offsets.commit(
-                fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
-            )
+            # As RocketMQ: an offset that is not stored does not cost the messages.
+            with contextlib.suppress(TableFull):
+                self._offsets.commit(
+                    fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
+                )
         reset = self._offsets.take_reset(fields.topic, fields.consumer_group, fields.queue_id)
         if reset is not None and reset != fields.queue_offset:
             self._respond_offset_reset(channel, request, reset)
@@ -206,6 +210,9 @@ class PullProcessor:
         )
         if refusal is not None or group is None:
             assert refusal is not None
+            if group is None and refusal.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                remark = self._groups.not_found(fields.consumer_group).remark
+                return dataclasses.replace(refusal, remark=remark)
             return refusal
         if fields.sys_flag & FLAG_SUBSCRIPTION:
             return request_filter(

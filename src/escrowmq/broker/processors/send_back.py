@@ -308,6 +308,7 @@ class ReplyProcessor:
             header,
             request.body,
             reply.on_response,
+            requester=reply.channel,
             timeout_s=PUSH_TIMEOUT_S,
         ):
             raise RequestRefused(
