@@ -53,7 +53,7 @@ from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
-from escrowmq.sliced_work import SlicedWork, SliceScheduler
+from escrowmq.sliced_work import SlicedWork, SliceScheduler, run_to_end
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
@@ -204,6 +204,7 @@ class Broker:
             self._locks,
             redirect,
             self.turn,
+            self._background_work,
             is_waiting=self.delayed_messages.is_waiting,
         )
         self.send_processor = SendProcessor(
@@ -275,7 +276,9 @@ class Broker:
         access_validator: AccessValidator | None,
     ) -> None:
         store, topics, groups, offsets = self.store, self.topics, self.groups, self.offsets
-        self._metadata_admin = MetadataAdmin(store, topics, groups, offsets, self.save_offsets)
+        self._metadata_admin = MetadataAdmin(
+            store, topics, groups, offsets, self._background_work, self.save_offsets
+        )
         self._access_admin = AccessAdmin(access_validator)
         self._broker_admin = BrokerAdmin(
             store,
@@ -340,7 +343,13 @@ class Broker:
             if len(request.body) > handler.body_bytes_max:
                 raise _body_too_long(request, handler)
             if self._access_validator is not None:
-                self._check_access(self._access_validator, channel, request, handler, now_ms)
+                check = self._check_access(
+                    self._access_validator, channel, request, handler, now_ms
+                )
+                if handler.has_many_permissions:
+                    checked = self._handle_after(check, channel, request, handler, now_ms)
+                    return self._run_work(checked, channel, request, handler)
+                run_to_end(check)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
                 work = self.flow_control.handle(handler.function, channel, request, now_ms)
             else:
@@ -366,6 +375,21 @@ class Broker:
         refused_code = respond_failure(channel, request, error, handler.errors)
         self.counters.refused[request.head.code, refused_code] += 1
 
+    def _handle_after(
+        self,
+        check: SlicedWork,
+        channel: Channel,
+        request: Request[Any],
+        handler: Handler,
+        now_ms: int,
+    ) -> SlicedWork:
+        """Handle a request when it is known to be allowed."""
+        assert not handler.is_flow_controlled
+        yield from check
+        work = handler.function(channel, request, now_ms)
+        if work is not None:
+            yield from work
+
     def _check_access(
         self,
         validator: AccessValidator,
@@ -373,8 +397,9 @@ class Broker:
         request: Request[Any],
         handler: Handler,
         now_ms: int,
-    ) -> None:
-        access_key = validator.check(
+    ) -> SlicedWork:
+        """Check in slices whether a request is allowed. Raise AccessRefused."""
+        access_key = yield from validator.check_in_slices(
             request,
             channel.address,
             lambda request: handler.permission(self._permissions, request),

@@ -493,6 +493,8 @@ class ProducerGroups(Generic[C]):
 # --- queue locks ---------------------------------------------------------------------------------
 
 LOCK_VALID_MS: Final = 60_000
+# While many locks are held, those that are no longer valid are searched so often at most.
+_EXPIRE_INTERVAL_MS: Final = 1_000
 LOCKS_MAX: Final = 100_000
 # Half of the table is for channels that have fewer locks than this.
 LOCKS_OF_SMALL_CHANNEL: Final = 256
@@ -525,6 +527,7 @@ class QueueLocks:
         self._count = 0
         self._groups: dict[str, dict[LockedQueue, _Lock]] = {}
         self._count_by_channel: dict[Peer | None, int] = {}
+        self._next_expiry_ms = 0
 
     def __len__(self) -> int:
         return self._count
@@ -542,7 +545,8 @@ class QueueLocks:
 
         Queues that another client owns are left out, and new locks beyond the limits are too.
         """
-        if self._count >= self._locks_max // 2:
+        if self._count >= self._locks_max // 2 and now_ms >= self._next_expiry_ms:
+            self._next_expiry_ms = now_ms + _EXPIRE_INTERVAL_MS
             self.expire(now_ms)
         granted = []
         for queue in dict.fromkeys(queues):

@@ -243,7 +243,10 @@ def to_plain(value: Any) -> Any:
         row: dict[str, Any] = msgspec.to_builtins(value)
         return row | row.pop("(other)")
     if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        # Offsets are tables of very many numbers.
+        return {
+            str(key): item if type(item) is int else to_plain(item) for key, item in value.items()
+        }
     return msgspec.to_builtins(value)
 
 

@@ -60,7 +60,7 @@ def test_the_offsets_of_a_group_are_listed_by_topic() -> None:
 
 def test_a_group_is_removed_with_all_its_topics() -> None:
     offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
-    offsets.reset("stock", "g", 1, 0)
+    offsets.reset("stock", "g", {1: 0})
     offsets.remove_group("g")
     assert offsets.dump() == {"orders@h": {0: 1}}
     assert offsets.take_reset("stock", "g", 1) is None
@@ -83,7 +83,7 @@ def test_a_clone_has_the_offsets_of_the_other_group() -> None:
 
 def test_a_reset_is_taken_once_and_commits_are_refused_until_then() -> None:
     offsets = ConsumerOffsets({"orders@g": {0: 100, 1: 100}})
-    offsets.reset("orders", "g", 0, 20)
+    offsets.reset("orders", "g", {0: 20})
     assert offsets.query("orders", "g", 0) == 20
     assert not offsets.commit("orders", "g", 0, 101)
     assert offsets.commit("orders", "g", 1, 101)

@@ -80,12 +80,14 @@ class ClientProcessor:
     def handlers(self) -> list[Handler]:
         code, permissions = RequestCode, RequestPermissions
         return [
-            Handler(code.HEART_BEAT, self.heartbeat, permissions.heartbeat),
+            Handler(
+                code.HEART_BEAT, self.heartbeat, permissions.heartbeat, has_many_permissions=True
+            ),
             Handler(code.UNREGISTER_CLIENT, self.unregister, permissions.unregister),
             Handler(code.CHECK_CLIENT_CONFIG, self.check_config, permissions.check_config),
             Handler(code.GET_CONSUMER_LIST_BY_GROUP, self.list_members, permissions.list_members),
-            Handler(code.LOCK_BATCH_MQ, self.lock, permissions.lock),
-            Handler(code.UNLOCK_BATCH_MQ, self.unlock, permissions.lock),
+            Handler(code.LOCK_BATCH_MQ, self.lock, permissions.lock, has_many_permissions=True),
+            Handler(code.UNLOCK_BATCH_MQ, self.unlock, permissions.lock, has_many_permissions=True),
         ]
 
     def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:

@@ -299,7 +299,7 @@ def test_a_refused_pull_commits_nothing(bench: Bench) -> None:
 
 def test_the_next_pull_after_a_reset_gets_the_new_offset(bench: Bench) -> None:
     bench.send(*(b"%d" % number for number in range(5)))
-    bench.offsets.reset("T", "g", 0, 2)
+    bench.offsets.reset("T", "g", {0: 2})
     [response] = bench.pull(4)
     assert (response.code, response.ext_fields["nextBeginOffset"]) == (21, "2")
     [response] = bench.pull(2)
