@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
@@ -496,12 +498,23 @@ class Broker:
         self.delayed_messages.move_below(log_offset, now_ms)
 
     def channel_closed(self, channel: Channel) -> None:
+        """Forget a client, in slices if it has very much."""
         self._access_keys.pop(channel, None)
-        self.pull_processor.channel_closed(channel)
-        self.client_processor.channel_closed(channel)
         self.transactions.channel_closed(channel)
         self.flow_control.channel_closed(channel)
         self._memory.forget(channel)
+        release = self._release(channel)
+        if next(release, self) is None:  # most clients have little, which is forgotten at once
+            self._background_work.add(release)
+
+    def _release(self, channel: Channel) -> SlicedWork:
+        """Forget the held pulls and the memberships of a closed channel, some at a time."""
+        has_pulls = has_members = True
+        while has_pulls or has_members:
+            has_pulls = has_pulls and self.pull_processor.channel_closed(channel)
+            has_members = has_members and self.client_processor.channel_closed(channel)
+            if has_pulls or has_members:
+                yield
 
     def change_config(self, config: Config) -> None:
         """Apply changed settings of sends, pulls, transactions and automatic creation."""
@@ -532,7 +545,7 @@ class Broker:
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
             version = self.offsets.version
-            self._offsets_file.save(offsetTable=self.offsets.dump())
+            self._offsets_file.save(offsetTable=msgspec.Raw(self.offsets.encode()))
             self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:

@@ -18,6 +18,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from escrowmq.client_memory import ClientMemory, MemoryUse
@@ -188,9 +189,12 @@ class LongPolls(Generic[P]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def channel_closed(self, channel: Peer) -> list[HeldPull[P]]:
-        """Remove and return the pulls of a closed channel. No response can reach them."""
-        closed = list(self._channels.get(channel, ()))
+    def channel_closed(self, channel: Peer, *, count_max: int | None = None) -> list[HeldPull[P]]:
+        """Remove and return the pulls of a closed channel. No response can reach them.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        closed = list(islice(self._channels.get(channel, ()), count_max))
         self._release(closed)
         return closed
 

@@ -33,7 +33,7 @@ with few members at the cost of the channel that has most.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -163,9 +163,12 @@ class MemberTable(Generic[C]):
         self._remove(member)
         return member
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        """Remove and return the members on a closed channel."""
-        keys = sorted(self._channels.get(channel, ()))
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        """Remove and return the members on a closed channel.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        keys = sorted(self._channels.get(channel, ()))[:count_max]
         removed = [self._groups[group][client_id] for group, client_id in keys]
         for member in removed:
             self._remove(member)
@@ -173,16 +176,23 @@ class MemberTable(Generic[C]):
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         """Remove and return the members whose last heartbeat is too old."""
+        return [member for member in self.release_expired(now_ms) if member is not None]
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield the members whose last heartbeat is too old; yield None for others.
+
+        The caller may pause after each.
+        """
         oldest_ms = now_ms - self._timeout_ms
-        removed = [
-            member
-            for members in self._groups.values()
-            for member in members.values()
-            if member.last_heartbeat_ms < oldest_ms
-        ]
-        for member in removed:
-            self._remove(member)
-        return removed
+        for group in list(self._groups):
+            for member in self.members_of(group):
+                # It may have left, or come back, while the caller paused.
+                is_current = self.find(group, member.client.client_id) is member
+                if is_current and member.last_heartbeat_ms < oldest_ms:
+                    self._remove(member)
+                    yield member
+                else:
+                    yield None
 
     def find(self, group: str, client_id: str) -> Member[C] | None:
         members = self._groups.get(group)
@@ -361,13 +371,23 @@ class ConsumerGroups(Generic[C]):
         member = self._members.leave(name, client_id, channel)
         return bool(self._remove_empty_groups([] if member is None else [member]))
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        """Remove and return the members on a closed channel. Their groups have changed."""
-        return self._remove_empty_groups(self._members.channel_closed(channel))
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        """Remove and return the members on a closed channel. Their groups have changed.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        return self._remove_empty_groups(self._members.channel_closed(channel, count_max=count_max))
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         """Remove and return members without heartbeats. Their groups have changed."""
-        return self._remove_empty_groups(self._members.expire(now_ms))
+        return [member for member in self.release_expired(now_ms) if member is not None]
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield members without heartbeats, one by one; yield None for others."""
+        for member in self._members.release_expired(now_ms):
+            if member is not None:
+                self._remove_empty_groups([member])
+            yield member
 
     def find(self, name: str) -> ConsumerGroup | None:
         """Return the group; None if no member of it is connected."""
@@ -463,11 +483,15 @@ class ProducerGroups(Generic[C]):
         """Remove a member that says goodbye. Return whether there was such a member."""
         return self._members.leave(name, client_id, channel) is not None
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        return self._members.channel_closed(channel)
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        return self._members.channel_closed(channel, count_max=count_max)
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         return self._members.expire(now_ms)
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield members without heartbeats, one by one; yield None for others."""
+        return self._members.release_expired(now_ms)
 
     def names(self) -> list[str]:
         return self._members.names()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from escrowmq.message.record import QueueOffset
 
 _SEPARATOR = "@"  # neither topics nor groups may contain it
@@ -43,8 +45,12 @@ class ConsumerOffsets:
                 self._topics.setdefault(group, set()).add(topic)
 
     def dump(self) -> dict[str, dict[int, int]]:
-        """Return a copy, which can be saved while commits go on."""
+        """Return a copy."""
         return {key: dict(queues) for key, queues in self._table.items()}
+
+    def encode(self) -> bytes:
+        """Return all offsets as JSON, to be saved. There may be hundreds of thousands."""
+        return msgspec.json.encode(self._table)
 
     def begin_changes(self) -> None:
         """Remember what an administrator changes from now on, so that `end_changes` can undo it.

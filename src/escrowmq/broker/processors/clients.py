@@ -18,7 +18,6 @@ from escrowmq.consume.members import (
     ConsumerGroups,
     ConsumerGroupSettings,
     GroupClient,
-    Member,
     ProducerGroups,
     QueueLocks,
 )
@@ -52,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that a log line repeats
 QUEUES_PER_SLICE: Final = 128  # of a request to lock or unlock
+CLOSED_PER_SLICE: Final = 64  # members of a closed channel that are removed at once
 
 
 class ClientProcessor:
@@ -75,6 +75,7 @@ class ClientProcessor:
         self._on_producer_joined = on_producer_joined
         self.allows_sql = allows_sql
         self._background_work = background_work
+        self._is_expiring = False
         self._changed_groups: dict[str, None] = {}  # whose members are not notified yet
 
     def handlers(self) -> list[Handler]:
@@ -210,18 +211,32 @@ class ClientProcessor:
 
     # --- without a request -----------------------------------------------------------------------
 
-    def channel_closed(self, channel: Channel) -> None:
-        self._producers.channel_closed(channel)
-        self._notify_groups_of(self._consumers.channel_closed(channel))
+    def channel_closed(self, channel: Channel) -> bool:
+        """Remove some members of a closed channel. Return whether there may be more."""
+        limit = CLOSED_PER_SLICE
+        producers = self._producers.channel_closed(channel, count_max=limit)
+        consumers = self._consumers.channel_closed(channel, count_max=limit)
+        for group in {member.group for member in consumers}:
+            self._notify(group)
+        return max(len(producers), len(consumers)) == limit
 
     def expire(self, now_ms: int) -> None:
-        self._producers.expire(now_ms)
+        """Let members and locks be removed whose time is over, in slices."""
         self._locks.expire(now_ms)
-        self._notify_groups_of(self._consumers.expire(now_ms))
+        if not self._is_expiring:
+            self._is_expiring = True
+            self._background_work.add(self._expire_members(now_ms))
 
-    def _notify_groups_of(self, removed_members: Iterable[Member[Channel]]) -> None:
-        for group in {member.group for member in removed_members}:
-            self._notify(group)
+    def _expire_members(self, now_ms: int) -> SlicedWork:
+        try:
+            for _ in self._producers.release_expired(now_ms):
+                yield
+            for member in self._consumers.release_expired(now_ms):
+                if member is not None:
+                    self._notify(member.group)
+                yield
+        finally:
+            self._is_expiring = False
 
     def _notify(self, group: str) -> None:
         """Let the members of a group be told to rebalance.

@@ -54,6 +54,7 @@ from escrowmq.store.store import MessageStore
 # there are more, or longer ones, every pull is woken: the read that follows applies its filter.
 ARRIVALS_MAX: Final = 256
 ARRIVALS_BYTES_MAX: Final = 64 << 10  # of encoded properties
+CLOSED_PER_SLICE: Final = 64  # held pulls of a closed channel that are forgotten at once
 
 _HeldRequest = tuple[Channel, Request[PullMessage]]
 _Queue = tuple[str, int]  # topic and queue id
@@ -182,8 +183,10 @@ class PullProcessor:
         finally:
             self._is_expiring = False
 
-    def channel_closed(self, channel: Channel) -> None:
-        self._long_polls.channel_closed(channel)
+    def channel_closed(self, channel: Channel) -> bool:
+        """Forget some held pulls of a closed channel. Return whether there may be more."""
+        closed = self._long_polls.channel_closed(channel, count_max=CLOSED_PER_SLICE)
+        return len(closed) == CLOSED_PER_SLICE
 
     def release_all(self) -> None:
         """Respond to all held pulls, because the broker stops."""
