@@ -189,6 +189,34 @@ def test_a_reset_that_is_dropped_changes_nothing() -> None:
     assert bench.broker.offsets.queue_offsets("T", "g") == {}
 
 
+# --- long filters --------------------------------------------------------------------------------
+
+TAGS = 6_000
+LONG_FILTER = "||".join(f"tag{number}" for number in range(TAGS))
+FILTER_SLICES = TAGS // 256
+
+
+def test_a_pull_with_many_tags_is_parsed_in_slices_once() -> None:
+    bench = BrokerBench(elapsed_s=slow_clock())
+    bench.turn(send_request("T", properties="TAGS\x01tag7\x02"))
+    bench.channel.responses()
+    pull = pull_request("T", subscription=LONG_FILTER)
+    assert slice_count(bench, pull) >= FILTER_SLICES
+    assert slice_count(bench, pull) == 0
+
+
+def test_the_subscriptions_of_a_heartbeat_are_parsed_in_slices() -> None:
+    bench = BrokerBench(elapsed_s=slow_clock())
+    subscriptions = [{"topic": f"T{number}", "subString": LONG_FILTER} for number in range(4)]
+    groups = [{"groupName": "g", "subscriptionDataSet": subscriptions}]
+    body = json.dumps({"clientID": "c", "consumerDataSet": groups}).encode()
+    heartbeat = new_request(RequestCode.HEART_BEAT, headers.NoFields(), body)
+    assert slice_count(bench, heartbeat) >= 4 * FILTER_SLICES
+    subscription = bench.broker.consumers.subscription("g", "T3")
+    assert subscription is not None
+    assert len(subscription.tags) == TAGS
+
+
 # --- keys with one hash --------------------------------------------------------------------------
 
 

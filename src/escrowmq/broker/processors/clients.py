@@ -7,7 +7,7 @@ them are notified and rebalance. `consume/members.py` holds the groups and locks
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from escrowmq.broker.closed_names import check_group_is_open
@@ -26,6 +26,7 @@ from escrowmq.consume.subscription import (
     Subscription,
     parse_heartbeat_subscription,
     parse_subscription,
+    prepare_subscription,
 )
 from escrowmq.errors import InvalidSubscription, RequestRefused
 from escrowmq.message.filter import TAG
@@ -45,7 +46,7 @@ from escrowmq.remoting.bodies import (
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ConsumerGroupHeader, HeartbeatResponse, UnregisterClient
 from escrowmq.remoting.requests import Request
-from escrowmq.sliced_work import SlicedWork, SliceScheduler
+from escrowmq.sliced_work import SlicedResult, SlicedWork, SliceScheduler
 
 log = logging.getLogger(__name__)
 
@@ -106,13 +107,21 @@ class ClientProcessor:
                 self._on_producer_joined(producer.group_name, now_ms)
             yield
         for consumer in heartbeat.consumer_data_set:
-            needs_subscriptions = self._register_consumer(heartbeat, consumer, client, now_ms)
+            subscriptions = yield from _parse_subscriptions(consumer)
+            needs_subscriptions = self._register_consumer(
+                heartbeat, consumer, subscriptions, client, now_ms
+            )
             yield
         header = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=needs_subscriptions)
         channel.respond(request, header)
 
     def _register_consumer(
-        self, heartbeat: Heartbeat, entry: ConsumerEntry, client: GroupClient[Channel], now_ms: int
+        self,
+        heartbeat: Heartbeat,
+        entry: ConsumerEntry,
+        subscriptions: list[Subscription],
+        client: GroupClient[Channel],
+        now_ms: int,
     ) -> bool:
         """Return whether the next heartbeat must bring the subscriptions."""
         group = self._groups.get_or_create(entry.group_name, now_ms=now_ms)
@@ -129,7 +138,7 @@ class ClientProcessor:
                 message_model=str(entry.message_model),
                 consume_from_where=str(entry.consume_from_where),
             ),
-            subscriptions=list(_parse_subscriptions(entry)),
+            subscriptions=subscriptions,
             fingerprint=heartbeat.heartbeat_fingerprint,
             without_sub=heartbeat.without_sub,
             now_ms=now_ms,
@@ -292,15 +301,23 @@ def _check_length(field_name: str, name: str) -> None:
         raise RequestRefused(ResponseCode.INVALID_PARAMETER, error)
 
 
-def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
+def _parse_subscriptions(entry: ConsumerEntry) -> SlicedResult[list[Subscription]]:
+    subscriptions: list[Subscription] = []
     for item in entry.subscription_data_set:
+        yield from prepare_subscription(
+            item.topic,
+            item.sub_string,
+            expression_type=item.expression_type,
+            version=item.sub_version,
+        )
         try:
-            yield parse_heartbeat_subscription(
+            subscription = parse_heartbeat_subscription(
                 item.topic,
                 item.sub_string,
                 expression_type=item.expression_type,
                 version=item.sub_version,
             )
+            subscriptions.append(subscription)
         except InvalidSubscription as error:
             # The other subscriptions of the heartbeat are valid. A pull of this topic will get the
             # error as its response.
@@ -310,3 +327,5 @@ def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
                 item.topic[:_SHOWN_LENGTH_MAX],
                 error,
             )
+        yield
+    return subscriptions

@@ -39,7 +39,11 @@ from escrowmq.consume.pull import (
     read_limits,
     request_filter,
 )
-from escrowmq.consume.subscription import MessageFilter
+from escrowmq.consume.subscription import (
+    SHORT_CHARS_MAX,
+    MessageFilter,
+    prepare_subscription,
+)
 from escrowmq.errors import RequestRefused
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
@@ -101,7 +105,28 @@ class PullProcessor:
             Handler(RequestCode.LITE_PULL_MESSAGE, self.pull, RequestPermissions.pull),
         ]
 
-    def pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
+    def pull(
+        self, channel: Channel, request: Request[PullMessage], now_ms: int
+    ) -> SlicedWork | None:
+        """Respond to a pull or hold it; return the work that does so if its filter is long."""
+        if len(request.head.fields.subscription or "") > SHORT_CHARS_MAX:
+            return self._pull_after_parsing(channel, request, now_ms)
+        self._pull(channel, request, now_ms)
+        return None
+
+    def _pull_after_parsing(
+        self, channel: Channel, request: Request[PullMessage], now_ms: int
+    ) -> SlicedWork:
+        fields = request.head.fields
+        yield from prepare_subscription(
+            fields.topic,
+            fields.subscription,
+            expression_type=fields.expression_type,
+            version=fields.sub_version,
+        )
+        self._pull(channel, request, now_ms)
+
+    def _pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
         fields = request.head.fields
         if fields.sys_flag & FLAG_COMMIT_OFFSET:
             try:
