@@ -47,12 +47,16 @@ def slow_clock() -> Callable[[], float]:
 
 
 def slice_count(bench: BrokerBench, request: Request[Any]) -> int:
-    """Handle a request to its end, and return how often it could be interrupted."""
+    """Handle a request, and return how often it was or could be interrupted."""
+    while bench.broker.end_turn(NOW_MS):  # what was begun before is no part of it
+        pass
     work = bench.broker.handle(bench.channel, request, NOW_MS)
     count = 0 if work is None else sum(1 for _ in work)
-    while bench.broker.end_turn(NOW_MS):
+    bench.broker.end_turn(NOW_MS)
+    while not (responses := bench.channel.responses()):
+        bench.broker.end_turn(NOW_MS)
         count += 1
-    assert bench.channel.response().code == ResponseCode.SUCCESS
+    assert [response.code for response in responses] == [ResponseCode.SUCCESS]
     return count
 
 
@@ -138,7 +142,6 @@ GROWING: dict[str, tuple[Callable[[BrokerBench], None], Request[Any]]] = {
         many_members,
         new_request(RequestCode.GET_ALL_PRODUCER_INFO, headers.NoFields()),
     ),
-    # Each queue is looked at, and then encoded.
     "time spans": (
         many_queues,
         new_request(
@@ -165,7 +168,9 @@ def test_a_request_about_many_things_may_be_interrupted_after_each(name: str) ->
     bench = BrokerBench(elapsed_s=slow_clock())
     prepare, request = GROWING[name]
     prepare(bench)
-    assert slice_count(bench, request) >= MANY
+    # Each queue is looked at, and its span of time is encoded. Two queues are deleted in a turn.
+    count_min = {"time spans": 2 * MANY, "deleted queues": MANY / 2}.get(name, MANY)
+    assert slice_count(bench, request) >= count_min
 
 
 def test_the_queues_of_a_reset_are_looked_at_and_encoded_one_by_one() -> None:

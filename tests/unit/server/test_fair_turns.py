@@ -129,8 +129,9 @@ async def test_one_request_does_not_wait_for_all_that_send_more_than_their_share
     for _ in range(100):  # until each has had its first slice
         bench.server.end_turn()
     other, _ = bench.connect(99)
-    bench.clock.advance(ms=10)  # so late in the turn that its request has to wait
+    bench.clock.advance(ms=30)  # so late in the turn that its request has to wait
     other.data_received(bench.requests(1))
+    assert bench.count(other) == 0
     for _ in range(2):
         bench.server.end_turn()
     assert bench.count(other) == 1
