@@ -198,6 +198,13 @@ def heartbeat_of_subscriptions(bench: StallBench) -> Stall:
     return heartbeat(bench, b'{"clientID":"c","consumerDataSet":[%b]}' % groups)
 
 
+def heartbeat_of_tags(bench: StallBench) -> Stall:
+    tags = b"||".join(b"%05x" % number for number in range(7_000))
+    items = b",".join(b'{"topic":"t%d","subString":"%b"}' % (number, tags) for number in range(10))
+    group = b'{"groupName":"g","subscriptionDataSet":[%b]}' % items
+    return heartbeat(bench, b'{"clientID":"c","consumerDataSet":[%b]}' % group)
+
+
 def heartbeat_of_rubbish(bench: StallBench) -> Stall:
     return heartbeat(
         bench, b'{"clientID":"c","x":[%b1]}' % (b"[]," * (HEARTBEAT_BYTES_MAX // 3 - 20))
@@ -557,6 +564,7 @@ def topic_list(bench: StallBench) -> Stall:
 CASES: Sequence[Case] = (
     ("HEART_BEAT, 900 new groups", heartbeat_of_groups),
     ("HEART_BEAT, 4,000 subscriptions", heartbeat_of_subscriptions),
+    ("HEART_BEAT, 10 subscriptions to 7,000 tags", heartbeat_of_tags),
     ("HEART_BEAT, 512 KiB of empty lists", heartbeat_of_rubbish),
     ("HEART_BEAT, 16 MB: refused", heartbeat_too_long),
     ("LOCK_BATCH_MQ, 1 MiB", lock),

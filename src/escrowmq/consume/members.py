@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from escrowmq.client_memory import ClientMemory, MemoryUse
@@ -95,7 +96,8 @@ class MemberTable(Generic[C]):
         self._count = 0
         # The same members three times, because each is looked up on a path that is called often.
         self._groups: dict[str, OrderedDict[str, Member[C]]] = {}  # group -> client id -> member
-        self._channels: dict[C, set[tuple[str, str]]] = {}  # channel -> group and client id
+        # channel -> group and client id; ordered, so that a simulation can be repeated
+        self._channels: dict[C, dict[tuple[str, str], None]] = {}
         self._clients: dict[str, dict[str, Member[C]]] = {}  # client id -> group -> member
         self._greediest: C | None = None  # the channel that had most members when it was searched
 
@@ -122,7 +124,7 @@ class MemberTable(Generic[C]):
         self._count += previous is None
         self._groups.setdefault(group, OrderedDict())[client.client_id] = member
         self._clients.setdefault(client.client_id, {})[group] = member
-        self._channels.setdefault(client.channel, set()).add((group, client.client_id))
+        self._channels.setdefault(client.channel, {})[group, client.client_id] = None
         return is_new
 
     def make_room(self, channel: C) -> Member[C] | None:
@@ -168,7 +170,7 @@ class MemberTable(Generic[C]):
 
         With `count_max`, remove no more than so many; call it again while there are any.
         """
-        keys = sorted(self._channels.get(channel, ()))[:count_max]
+        keys = list(islice(self._channels.get(channel, ()), count_max))
         removed = [self._groups[group][client_id] for group, client_id in keys]
         for member in removed:
             self._remove(member)
@@ -185,7 +187,10 @@ class MemberTable(Generic[C]):
         """
         oldest_ms = now_ms - self._timeout_ms
         for group in list(self._groups):
-            for member in self.members_of(group):
+            members = self.members_of(group)
+            members.reverse()
+            while members:
+                member = members.pop()  # so that it is freed now, and not with all others
                 # It may have left, or come back, while the caller paused.
                 is_current = self.find(group, member.client.client_id) is member
                 if is_current and member.last_heartbeat_ms < oldest_ms:
@@ -197,6 +202,10 @@ class MemberTable(Generic[C]):
     def find(self, group: str, client_id: str) -> Member[C] | None:
         members = self._groups.get(group)
         return None if members is None else members.get(client_id)
+
+    def first_member(self, group: str) -> Member[C]:
+        """Return one member of a group that has members."""
+        return next(iter(self._groups[group].values()))
 
     def members_of(self, group: str) -> list[Member[C]]:
         return list(self._groups.get(group, {}).values())
@@ -242,7 +251,7 @@ class MemberTable(Generic[C]):
         channel = member.client.channel
         self._memory.release(channel, MemoryUse.MEMBERS, member.retained_bytes)
         keys = self._channels[channel]
-        keys.discard((member.group, member.client.client_id))
+        del keys[member.group, member.client.client_id]
         if not keys:
             del self._channels[channel]
             if channel is self._greediest:
@@ -414,18 +423,20 @@ class ConsumerGroups(Generic[C]):
         member = self._members.find(name, client_id)
         return None if member is None else member.client.channel
 
-    def channels_to_notify(self, name: str) -> list[C]:
-        """Return the channels to notify of a change.
+    def channels_to_notify(self, name: str) -> Iterator[C | None]:
+        """Yield the channels to notify of a change, each once; None for any other member.
 
         A broadcasting group has none: each of its members reads every queue, so there is nothing to
-        rebalance.
+        rebalance. The caller may pause after each.
         """
         group = self._groups.get(name)
         if group is None or group.is_broadcasting:
-            return []
-        # A channel may have many members of the group; it is notified once.
-        channels = (member.client.channel for member in self._members.members_of(name))
-        return list(dict.fromkeys(channels))
+            return
+        seen: set[C] = set()  # a channel may have many members of the group
+        for member in self._members.members_of(name):
+            channel = member.client.channel
+            yield None if channel in seen else channel
+            seen.add(channel)
 
     def _remove_empty_groups(self, removed: list[Member[C]]) -> list[Member[C]]:
         for member in removed:
@@ -443,7 +454,7 @@ class ConsumerGroups(Generic[C]):
         """Count the subscriptions for another member: the one that brought them has left."""
         count = group.subscription_bytes
         self._release_subscriptions(group)
-        owner = self._members.members_of(group.name)[0].client.channel
+        owner = self._members.first_member(group.name).client.channel
         self._memory.add(owner, MemoryUse.SUBSCRIPTIONS, count)
         group.subscription_bytes, group.subscription_owner = count, owner
 

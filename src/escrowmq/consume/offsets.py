@@ -124,7 +124,7 @@ class ConsumerOffsets:
 
     def clone(self, topic: str, from_group: str, to_group: str) -> None:
         """Copy the offsets of one group to another."""
-        self._put_all(topic, to_group, self.queue_offsets(topic, from_group))
+        self._put_all(topic, to_group, self._table.get(topic + _SEPARATOR + from_group, {}))
 
     def remove_group(self, group: str) -> None:
         for topic in self.topics_of(group):

@@ -18,6 +18,7 @@ from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.processors.pull import CLOSED_PER_SLICE
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreUnavailable
+from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.remoting import headers, headers_admin
 from escrowmq.remoting.bodies import HalfPositions, encode_body
 from escrowmq.remoting.codes import JSON, RequestCode, ResponseCode
@@ -220,6 +221,28 @@ def test_the_subscriptions_of_a_heartbeat_are_parsed_in_slices() -> None:
     subscription = bench.broker.consumers.subscription("g", "T3")
     assert subscription is not None
     assert len(subscription.tags) == TAGS
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+def batch_request(*tags: str) -> Request[Any]:
+    properties = (f"TAGS\x01{tag}\x02".encode() for tag in tags)
+    body = encode_batch(BatchItem(0, b"x", encoded) for encoded in properties)
+    return send_request("new", body, batch=True, queue_id=-1)
+
+
+def test_a_batch_for_a_new_topic_is_validated_in_slices() -> None:
+    bench = BrokerBench(elapsed_s=slow_clock())
+    assert slice_count(bench, batch_request(*"a" * MANY)) >= MANY
+    assert bench.store.max_offset("new", 0) == MANY
+
+
+def test_a_batch_that_is_refused_creates_no_topic() -> None:
+    bench = BrokerBench(elapsed_s=slow_clock())
+    [response] = bench.turn(batch_request("a", "a\x02TRAN_MSG\x01true"))
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert bench.broker.topics.find("new") is None
 
 
 # --- keys with one hash --------------------------------------------------------------------------

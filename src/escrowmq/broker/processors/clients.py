@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that a log line repeats
 QUEUES_PER_SLICE: Final = 128  # of a request to lock or unlock
-CLOSED_PER_SLICE: Final = 64  # members of a closed channel that are removed at once
+CLOSED_PER_SLICE: Final = 16  # members of a closed channel that are removed at once
 
 
 class ClientProcessor:
@@ -261,12 +261,12 @@ class ClientProcessor:
             group = next(iter(self._changed_groups))
             del self._changed_groups[group]
             header = ConsumerGroupHeader(consumer_group=group)
-            # Several members may share a connection.
-            for channel in dict.fromkeys(self._consumers.channels_to_notify(group)):
+            for channel in self._consumers.channels_to_notify(group):
                 try:
-                    channel.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+                    if channel is not None:
+                        channel.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
                 except Exception:  # the other members have to know
-                    log.exception("member not notified peer=%s", channel.address)
+                    log.exception("member not notified group=%s", group)
                 yield
 
 
