@@ -75,10 +75,9 @@ class ConsumerOffsets:
                 self._resets[key] = offsets.resets
         self.version += 1  # the file may have what is undone here, so it has to be saved again
 
-    def _note_change(self, topic: str, group: str) -> None:
+    def _note_change(self, topic: str, group: str, key: str) -> None:
         assert self._before is not None
         if (topic, group) not in self._before:
-            key = topic + _SEPARATOR + group
             queues, resets = self._table.get(key), self._resets.get(key)
             self._before[topic, group] = _Offsets(
                 None if queues is None else dict(queues), None if resets is None else dict(resets)
@@ -171,16 +170,17 @@ class ConsumerOffsets:
     def _put_all(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
         if not offsets:
             return
+        key = topic + _SEPARATOR + group
         if self._before is not None:
-            self._note_change(topic, group)
-        self._table.setdefault(topic + _SEPARATOR + group, {}).update(offsets)
+            self._note_change(topic, group, key)
+        self._table.setdefault(key, {}).update(offsets)
         self._topics.setdefault(group, set()).add(topic)
         self.version += 1
 
     def _drop(self, topic: str, group: str) -> None:
-        if self._before is not None:
-            self._note_change(topic, group)
         key = topic + _SEPARATOR + group
+        if self._before is not None:
+            self._note_change(topic, group, key)
         del self._table[key]
         self._resets.pop(key, None)
         topics = self._topics[group]

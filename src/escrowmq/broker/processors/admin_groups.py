@@ -487,18 +487,21 @@ class OffsetAdmin:
 
     def clone_offsets(
         self, channel: Channel, request: Request[CloneGroupOffset], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         check_offsets_are_open(fields.topic or "", fields.dest_group)
         check_group_is_open(fields.src_group)
         self._groups.get(fields.src_group)  # it must exist
         if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
             raise group_not_found(fields.dest_group)
-        topics = [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group)
+        topics = []
+        for topic in [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group):
+            if self._topics.find(topic) is not None and not is_closed_topic(topic):
+                topics.append(topic)
+            yield
         with changed_offsets(self._offsets):
             for topic in topics:
-                if self._topics.find(topic) is not None and not is_closed_topic(topic):
-                    self._offsets.clone(topic, fields.src_group, fields.dest_group)
+                self._offsets.clone(topic, fields.src_group, fields.dest_group)
             self._save_offsets()
         channel.respond(request)
 
