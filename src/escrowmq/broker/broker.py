@@ -515,6 +515,8 @@ class Broker:
             has_members = has_members and self.client_processor.channel_closed(channel)
             if has_pulls or has_members:
                 yield
+        # Again: subscriptions of a group may have been counted for it while it still had members.
+        self._memory.forget(channel)
 
     def change_config(self, config: Config) -> None:
         """Apply changed settings of sends, pulls, transactions and automatic creation."""

@@ -25,7 +25,7 @@ from escrowmq.message.record import NewRecord
 
 BATCH_HEAD: Final = struct.Struct(">iiiii")
 # All messages of a request are stored in one append, for which other requests wait: about 50 ms.
-BATCH_MESSAGES_MAX: Final = 8_192
+BATCH_MESSAGES_MAX: Final = 6_144
 BULK_MESSAGES_MAX: Final = 12_288  # of a batch that becomes a run
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _HEAD_BYTES = BATCH_HEAD.size

@@ -16,6 +16,7 @@ import pytest
 from escrowmq.auth.acl import parse_rules
 from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.processors.pull import CLOSED_PER_SLICE
+from escrowmq.client_memory import ClientMemory
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreUnavailable
 from escrowmq.message.batch import BatchItem, encode_batch
@@ -515,6 +516,25 @@ def test_what_a_closed_connection_had_is_forgotten_in_slices() -> None:
     assert bench.broker.pull_processor.held_count == (MANY - 1) * CLOSED_PER_SLICE
     assert turn_count(bench) >= MANY / 2
     assert bench.broker.pull_processor.held_count == 0
+
+
+def test_nothing_is_counted_for_connections_that_have_closed() -> None:
+    memory = ClientMemory()
+    bench = BrokerBench(elapsed_s=slow_clock(), memory=memory)
+    channels = [FakeChannel(f"127.0.0.1:{40_001 + number}") for number in range(3)]
+    for number, channel in enumerate(channels):
+        for member in range(MANY):
+            groups = [{"groupName": "g", "subscriptionDataSet": [{"topic": "T"}]}]
+            heartbeat = {"clientID": f"{number}-{member}", "consumerDataSet": groups}
+            body = json.dumps(heartbeat).encode()
+            request = new_request(RequestCode.HEART_BEAT, headers.NoFields(), body)
+            bench.turn(request, channel=channel)
+    for channel in channels:
+        bench.broker.channel_closed(channel)
+    turn_count(bench)
+    assert memory.total == 0
+    # Private: an account without bytes has no public view, and would stay for ever.
+    assert memory._accounts == {}
 
 
 def test_members_without_heartbeats_are_removed_in_slices() -> None:
