@@ -161,7 +161,7 @@ class Broker:
         past_times: TimeConversion | None,
         decision_piece_bytes: int,
     ) -> None:
-        store = self.store
+        store, background_work = self.store, self._background_work
         self.pull_processor = PullProcessor(
             store,
             self.topics,
@@ -172,7 +172,7 @@ class Broker:
             self.counters,
             broker_permission=config.broker.broker_permission,
             memory=self._memory,
-            background_work=self._background_work,
+            background_work=background_work,
             elapsed_s=self._elapsed_s,
         )
         self._create_turn(disk, config, when_flushed, wall_ms)
@@ -192,12 +192,9 @@ class Broker:
             piece_bytes=decision_piece_bytes,
             times=past_times,
         )
+        messages_arrived = self.pull_processor.messages_arrived
         self.group_decisions = GroupDecisions(
-            store,
-            self.turn,
-            self.transactions,
-            self.pull_processor.messages_arrived,
-            self._background_work,
+            store, self.turn, self.transactions, messages_arrived, background_work
         )
         self.send_back_processor = SendBackProcessor(
             store,
@@ -206,7 +203,7 @@ class Broker:
             self._locks,
             redirect,
             self.turn,
-            self._background_work,
+            background_work,
             is_waiting=self.delayed_messages.is_waiting,
         )
         self.send_processor = SendProcessor(
