@@ -128,12 +128,13 @@ def watch(
     return report
 
 
-def quiet_latency(server: Server, seconds: float, *, target: Target | None = None) -> GreedyReport:
-    """Run the honest client alone, as the reference for its latency."""
+def watch_honest(server: Server, seconds: float, *, target: Target | None = None) -> GreedyReport:
+    """Run the honest client for a while. An attack may run in another process, or none."""
     report = GreedyReport()
     target = target or Target.of(server)
     prepare_honest(target)
-    with honest_rounds(target, report):
+    report.before_bytes = report.peak_bytes = anonymous_memory(server.pid)
+    with honest_rounds(target, report), _memory_samples(server.pid, report):
         threading.Event().wait(seconds)
     return report
 

@@ -38,6 +38,7 @@ from escrowmq.remoting.headers import ConsumerGroupHeader, NoFields
 from escrowmq.remoting.requests import request_for_response
 from escrowmq.server.remoting_server import RemotingServer
 from escrowmq.server.server_connection import ServerConnection
+from escrowmq.sliced_work import run_to_end
 from tests.support.broker_requests import pull_request
 from tests.support.fake_transport import FakeTransport
 from tests.support.silent_handler import SilentHandler
@@ -188,7 +189,8 @@ def test_a_subscription_is_not_underestimated(letter: str, tag_count: int) -> No
         for number in range(count):
             tags = (f"{letter}{number:x}-{tag:x}" for tag in range(tag_count))
             expression = "||".join(tags) or "*"
-            subscriptions.append(_parse(long_name("t", number), expression, TAG, NOW_MS + number))
+            work = _parse(long_name("t", number), expression, TAG, NOW_MS + number)
+            subscriptions.append(run_to_end(work))
         return sum(each.retained_bytes for each in subscriptions), subscriptions
 
     assert_counted(keep, max(20, COUNT // (tag_count + 1)))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
@@ -54,7 +56,7 @@ from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
-from escrowmq.sliced_work import SlicedWork, SliceScheduler
+from escrowmq.sliced_work import SlicedWork, SliceScheduler, run_to_end
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
@@ -172,7 +174,7 @@ class Broker:
         past_times: TimeConversion | None,
         decision_piece_bytes: int,
     ) -> None:
-        store = self.store
+        store, background_work = self.store, self._background_work
         self.pull_processor = PullProcessor(
             store,
             self.topics,
@@ -183,7 +185,7 @@ class Broker:
             self.counters,
             broker_permission=config.broker.broker_permission,
             memory=self._memory,
-            background_work=self._background_work,
+            background_work=background_work,
             elapsed_s=self._elapsed_s,
         )
         self._create_turn(disk, config, when_flushed, wall_ms)
@@ -203,12 +205,9 @@ class Broker:
             piece_bytes=decision_piece_bytes,
             times=past_times,
         )
+        messages_arrived = self.pull_processor.messages_arrived
         self.group_decisions = GroupDecisions(
-            store,
-            self.turn,
-            self.transactions,
-            self.pull_processor.messages_arrived,
-            self._background_work,
+            store, self.turn, self.transactions, messages_arrived, background_work
         )
         self.send_back_processor = SendBackProcessor(
             store,
@@ -217,6 +216,7 @@ class Broker:
             self._locks,
             redirect,
             self.turn,
+            background_work,
             is_waiting=self.delayed_messages.is_waiting,
         )
         self.send_processor = SendProcessor(
@@ -288,7 +288,9 @@ class Broker:
         access_validator: AccessValidator | None,
     ) -> None:
         store, topics, groups, offsets = self.store, self.topics, self.groups, self.offsets
-        self._metadata_admin = MetadataAdmin(store, topics, groups, offsets, self.save_offsets)
+        self._metadata_admin = MetadataAdmin(
+            store, topics, groups, offsets, self._background_work, self.save_offsets
+        )
         self._access_admin = AccessAdmin(access_validator)
         self._broker_admin = BrokerAdmin(
             store,
@@ -355,7 +357,13 @@ class Broker:
             if len(request.body) > handler.body_bytes_max:
                 raise _body_too_long(request, handler)
             if self._access_validator is not None:
-                self._check_access(self._access_validator, channel, request, handler, now_ms)
+                check = self._check_access(
+                    self._access_validator, channel, request, handler, now_ms
+                )
+                if handler.has_many_permissions:
+                    checked = self._handle_after(check, channel, request, handler, now_ms)
+                    return self._run_work(checked, channel, request, handler)
+                run_to_end(check)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
                 work = self.flow_control.handle(handler.function, channel, request, now_ms)
             else:
@@ -381,6 +389,21 @@ class Broker:
         refused_code = respond_failure(channel, request, error, handler.errors)
         self.counters.refused[request.head.code, refused_code] += 1
 
+    def _handle_after(
+        self,
+        check: SlicedWork,
+        channel: Channel,
+        request: Request[Any],
+        handler: Handler,
+        now_ms: int,
+    ) -> SlicedWork:
+        """Handle a request when it is known to be allowed."""
+        assert not handler.is_flow_controlled
+        yield from check
+        work = handler.function(channel, request, now_ms)
+        if work is not None:
+            yield from work
+
     def _check_access(
         self,
         validator: AccessValidator,
@@ -388,8 +411,9 @@ class Broker:
         request: Request[Any],
         handler: Handler,
         now_ms: int,
-    ) -> None:
-        access_key = validator.check(
+    ) -> SlicedWork:
+        """Check in slices whether a request is allowed. Raise AccessRefused."""
+        access_key = yield from validator.check_in_slices(
             request,
             channel.address,
             lambda request: handler.permission(self._permissions, request),
@@ -488,11 +512,24 @@ class Broker:
         self.delayed_messages.move_below(log_offset, now_ms)
 
     def channel_closed(self, channel: Channel) -> None:
+        """Forget a client, in slices if it has very much."""
         self._access_keys.pop(channel, None)
-        self.pull_processor.channel_closed(channel)
-        self.client_processor.channel_closed(channel)
         self.transactions.channel_closed(channel)
         self.flow_control.channel_closed(channel)
+        self._memory.forget(channel)
+        release = self._release(channel)
+        if next(release, self) is None:  # most clients have little, which is forgotten at once
+            self._background_work.add(release)
+
+    def _release(self, channel: Channel) -> SlicedWork:
+        """Forget the held pulls and the memberships of a closed channel, some at a time."""
+        has_pulls = has_members = True
+        while has_pulls or has_members:
+            has_pulls = has_pulls and self.pull_processor.channel_closed(channel)
+            has_members = has_members and self.client_processor.channel_closed(channel)
+            if has_pulls or has_members:
+                yield
+        # Again: subscriptions of a group may have been counted for it while it still had members.
         self._memory.forget(channel)
 
     def change_config(self, config: Config) -> None:
@@ -526,7 +563,7 @@ class Broker:
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
             version = self.offsets.version
-            self._offsets_file.save(offsetTable=self.offsets.dump())
+            self._offsets_file.save(offsetTable=msgspec.Raw(self.offsets.encode()))
             self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:

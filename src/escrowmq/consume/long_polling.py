@@ -18,6 +18,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from escrowmq.client_memory import ClientMemory, MemoryUse
@@ -50,7 +51,11 @@ class HeldPull(Generic[P]):
     channel: Peer
     payload: P
     message_filter: MessageFilter = MATCH_ALL
-    is_held: bool = False
+    sequence: int = 0  # set while it is held
+
+    @property
+    def is_held(self) -> bool:
+        return self.sequence > 0
 
     @property
     def retained_bytes(self) -> int:
@@ -73,7 +78,10 @@ class LongPolls(Generic[P]):
         # The inner dicts are ordered sets: pulls of a channel that came first are woken first.
         self._queues: dict[tuple[str, int], dict[Peer, dict[HeldPull[P], None]]] = {}
         self._channels: dict[Peer, dict[HeldPull[P], None]] = {}
-        self._heap: list[tuple[int, int, HeldPull[P]]] = []  # due time, sequence number, pull
+        # The heap has no pulls, only their numbers: a pull that leaves early is freed at once, and
+        # not with thousands of others when the heap is rebuilt.
+        self._heap: list[tuple[int, int]] = []  # due time, sequence number
+        self._by_sequence: dict[int, HeldPull[P]] = {}
         self._shares: FairShares[Peer] = FairShares()  # pulls of each channel
         self._count = 0
         self._sequence = 0
@@ -94,10 +102,11 @@ class LongPolls(Generic[P]):
         queue_channels.setdefault(pull.channel, {})[pull] = None
         self._channels.setdefault(pull.channel, {})[pull] = None
         self._sequence += 1
-        heapq.heappush(self._heap, (pull.due_ms, self._sequence, pull))
+        pull.sequence = self._sequence
+        self._by_sequence[pull.sequence] = pull
+        heapq.heappush(self._heap, (pull.due_ms, pull.sequence))
         self._count += 1
         self._shares.add(pull.channel, 1)
-        pull.is_held = True
         return True
 
     def make_room(self, channel: Peer) -> HeldPull[P] | None:
@@ -146,19 +155,18 @@ class LongPolls(Generic[P]):
         channels = self._queues.get((topic, queue_id))
         if channels is None:
             return
-        rounds = deque(iter(list(pulls)) for pulls in channels.values())
+        # Each list is used up from its end, so that a pull is freed as soon as it is responded to.
+        # To free a hundred thousand of them at once would take 0.1 s.
+        rounds = deque(list(reversed(pulls)) for pulls in channels.values())
         while rounds:
-            pull = next(rounds[0], None)
-            if pull is None:
+            if not rounds[0]:
                 rounds.popleft()
                 continue
+            pull = rounds[0].pop()
             rounds.rotate(-1)
             if pull.is_held and _is_ready(pull, max_offset, arrivals):
                 self._remove(pull)
                 yield pull
-                # Not all at once at the end: to free a hundred thousand pulls takes 0.1 s.
-                if self._heap and not self._heap[0][2].is_held:
-                    heapq.heappop(self._heap)
             else:
                 yield None
         self._shrink_heap()
@@ -169,22 +177,27 @@ class LongPolls(Generic[P]):
 
     def release_expired(self, now_ms: int) -> Iterator[HeldPull[P]]:
         """Remove and yield the pulls whose time is over, the earliest first."""
-        while self._heap and (self._heap[0][0] <= now_ms or not self._heap[0][2].is_held):
-            pull = heapq.heappop(self._heap)[2]
-            if pull.is_held:
+        heap, by_sequence = self._heap, self._by_sequence
+        while heap and (heap[0][0] <= now_ms or heap[0][1] not in by_sequence):
+            pull = by_sequence.get(heapq.heappop(heap)[1])
+            if pull is not None:
                 self._remove(pull)
                 yield pull
+            heap = self._heap  # it may have been rebuilt meanwhile
 
     def next_due_ms(self) -> int | None:
         """Return when `expire` will have something to do; None if no pull is held."""
         heap = self._heap
-        while heap and not heap[0][2].is_held:
+        while heap and heap[0][1] not in self._by_sequence:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def channel_closed(self, channel: Peer) -> list[HeldPull[P]]:
-        """Remove and return the pulls of a closed channel. No response can reach them."""
-        closed = list(self._channels.get(channel, ()))
+    def channel_closed(self, channel: Peer, *, count_max: int | None = None) -> list[HeldPull[P]]:
+        """Remove and return the pulls of a closed channel. No response can reach them.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        closed = list(islice(self._channels.get(channel, ()), count_max))
         self._release(closed)
         return closed
 
@@ -210,11 +223,12 @@ class LongPolls(Generic[P]):
         # stay for many seconds. So rebuild the heap once most of it has left; the slack keeps a
         # heap of a few pulls from being rebuilt all the time.
         if len(self._heap) > 2 * self._count + _HEAP_SLACK:
-            self._heap = [entry for entry in self._heap if entry[2].is_held]
+            self._heap = [entry for entry in self._heap if entry[1] in self._by_sequence]
             heapq.heapify(self._heap)
 
     def _remove(self, pull: HeldPull[P]) -> None:
-        pull.is_held = False
+        del self._by_sequence[pull.sequence]
+        pull.sequence = 0
         self._count -= 1
         self._shares.add(pull.channel, -1)
         self._memory.release(pull.channel, MemoryUse.HELD_PULLS, pull.retained_bytes)

@@ -33,8 +33,9 @@ with few members at the cost of the channel that has most.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from escrowmq.client_memory import ClientMemory, MemoryUse, text_bytes
@@ -102,7 +103,8 @@ class MemberTable(Generic[C]):
         self._count = 0
         # The same members three times, because each is looked up on a path that is called often.
         self._groups: dict[str, OrderedDict[str, Member[C]]] = {}  # group -> client id -> member
-        self._channels: dict[C, set[tuple[str, str]]] = {}  # channel -> group and client id
+        # channel -> group and client id; ordered, so that a simulation can be repeated
+        self._channels: dict[C, dict[tuple[str, str], None]] = {}
         self._clients: dict[str, dict[str, Member[C]]] = {}  # client id -> group -> member
         self._shares: FairShares[C] = FairShares()  # members of each channel
 
@@ -129,7 +131,7 @@ class MemberTable(Generic[C]):
         self._count += previous is None
         self._groups.setdefault(group, OrderedDict())[client.client_id] = member
         self._clients.setdefault(client.client_id, {})[group] = member
-        self._channels.setdefault(client.channel, set()).add((group, client.client_id))
+        self._channels.setdefault(client.channel, {})[group, client.client_id] = None
         if is_new:
             self._shares.add(client.channel, 1)
         return is_new
@@ -161,9 +163,12 @@ class MemberTable(Generic[C]):
         self._remove(member)
         return member
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        """Remove and return the members on a closed channel."""
-        keys = sorted(self._channels.get(channel, ()))
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        """Remove and return the members on a closed channel.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        keys = list(islice(self._channels.get(channel, ()), count_max))
         removed = [self._groups[group][client_id] for group, client_id in keys]
         for member in removed:
             self._remove(member)
@@ -171,20 +176,34 @@ class MemberTable(Generic[C]):
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         """Remove and return the members whose last heartbeat is too old."""
+        return [member for member in self.release_expired(now_ms) if member is not None]
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield the members whose last heartbeat is too old; yield None for others.
+
+        The caller may pause after each.
+        """
         oldest_ms = now_ms - self._timeout_ms
-        removed = [
-            member
-            for members in self._groups.values()
-            for member in members.values()
-            if member.last_heartbeat_ms < oldest_ms
-        ]
-        for member in removed:
-            self._remove(member)
-        return removed
+        for group in list(self._groups):
+            members = self.members_of(group)
+            members.reverse()
+            while members:
+                member = members.pop()  # so that it is freed now, and not with all others
+                # It may have left, or come back, while the caller paused.
+                is_current = self.find(group, member.client.client_id) is member
+                if is_current and member.last_heartbeat_ms < oldest_ms:
+                    self._remove(member)
+                    yield member
+                else:
+                    yield None
 
     def find(self, group: str, client_id: str) -> Member[C] | None:
         members = self._groups.get(group)
         return None if members is None else members.get(client_id)
+
+    def first_member(self, group: str) -> Member[C]:
+        """Return one member of a group that has members."""
+        return next(iter(self._groups[group].values()))
 
     def members_of(self, group: str) -> list[Member[C]]:
         return list(self._groups.get(group, {}).values())
@@ -231,7 +250,7 @@ class MemberTable(Generic[C]):
         self._memory.release(channel, MemoryUse.MEMBERS, member.retained_bytes)
         self._shares.add(channel, -1)
         keys = self._channels[channel]
-        keys.discard((member.group, member.client.client_id))
+        del keys[member.group, member.client.client_id]
         if not keys:
             del self._channels[channel]
 
@@ -366,13 +385,23 @@ class ConsumerGroups(Generic[C]):
         member = self._members.leave(name, client_id, channel)
         return bool(self._remove_empty_groups([] if member is None else [member]))
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        """Remove and return the members on a closed channel. Their groups have changed."""
-        return self._remove_empty_groups(self._members.channel_closed(channel))
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        """Remove and return the members on a closed channel. Their groups have changed.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        return self._remove_empty_groups(self._members.channel_closed(channel, count_max=count_max))
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         """Remove and return members without heartbeats. Their groups have changed."""
-        return self._remove_empty_groups(self._members.expire(now_ms))
+        return [member for member in self.release_expired(now_ms) if member is not None]
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield members without heartbeats, one by one; yield None for others."""
+        for member in self._members.release_expired(now_ms):
+            if member is not None:
+                self._remove_empty_groups([member])
+            yield member
 
     def find(self, name: str) -> ConsumerGroup | None:
         """Return the group; None if no member of it is connected."""
@@ -399,18 +428,20 @@ class ConsumerGroups(Generic[C]):
         member = self._members.find(name, client_id)
         return None if member is None else member.client.channel
 
-    def channels_to_notify(self, name: str) -> list[C]:
-        """Return the channels to notify of a change.
+    def channels_to_notify(self, name: str) -> Iterator[C | None]:
+        """Yield the channels to notify of a change, each once; None for any other member.
 
         A broadcasting group has none: each of its members reads every queue, so there is nothing to
-        rebalance.
+        rebalance. The caller may pause after each.
         """
         group = self._groups.get(name)
         if group is None or group.is_broadcasting:
-            return []
-        # A channel may have many members of the group; it is notified once.
-        channels = (member.client.channel for member in self._members.members_of(name))
-        return list(dict.fromkeys(channels))
+            return
+        seen: set[C] = set()  # a channel may have many members of the group
+        for member in self._members.members_of(name):
+            channel = member.client.channel
+            yield None if channel in seen else channel
+            seen.add(channel)
 
     def _remove_empty_groups(self, removed: list[Member[C]]) -> list[Member[C]]:
         for member in removed:
@@ -428,7 +459,7 @@ class ConsumerGroups(Generic[C]):
         """Count the subscriptions for another member: the one that brought them has left."""
         count = group.subscription_bytes
         self._release_subscriptions(group)
-        owner = self._members.members_of(group.name)[0].client.channel
+        owner = self._members.first_member(group.name).client.channel
         self._memory.add(owner, MemoryUse.SUBSCRIPTIONS, count)
         group.subscription_bytes, group.subscription_owner = count, owner
 
@@ -468,11 +499,15 @@ class ProducerGroups(Generic[C]):
         """Remove a member that says goodbye. Return whether there was such a member."""
         return self._members.leave(name, client_id, channel) is not None
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        return self._members.channel_closed(channel)
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        return self._members.channel_closed(channel, count_max=count_max)
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         return self._members.expire(now_ms)
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield members without heartbeats, one by one; yield None for others."""
+        return self._members.release_expired(now_ms)
 
     def names(self) -> list[str]:
         return self._members.names()
@@ -498,6 +533,8 @@ class ProducerGroups(Generic[C]):
 # --- queue locks ---------------------------------------------------------------------------------
 
 LOCK_VALID_MS: Final = 60_000
+# While many locks are held, those that are no longer valid are searched so often at most.
+_EXPIRE_INTERVAL_MS: Final = 1_000
 LOCKS_MAX: Final = 100_000
 # Half of the table is for channels that have fewer locks than this.
 LOCKS_OF_SMALL_CHANNEL: Final = 256
@@ -548,6 +585,7 @@ class QueueLocks:
         self._count = 0
         self._groups: dict[str, dict[LockedQueue, _Lock]] = {}
         self._channels: dict[Peer, _LockingChannel] = {}
+        self._next_expiry_ms = 0
 
     def __len__(self) -> int:
         return self._count
@@ -565,7 +603,8 @@ class QueueLocks:
 
         Queues that another client owns are left out, and new locks beyond the limits are too.
         """
-        if self._count >= self._locks_max // 2:
+        if self._count >= self._locks_max // 2 and now_ms >= self._next_expiry_ms:
+            self._next_expiry_ms = now_ms + _EXPIRE_INTERVAL_MS
             self.expire(now_ms)
         return [
             queue

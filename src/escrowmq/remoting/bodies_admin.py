@@ -19,7 +19,13 @@ from msgspec import field
 
 from escrowmq.errors import BrokenBody
 from escrowmq.parsing import Int32, Int64, parse_lenient_json
-from escrowmq.remoting.bodies import JsonBody, QueueName, SubscriptionEntry, decode_body
+from escrowmq.remoting.bodies import (
+    JsonBody,
+    QueueName,
+    SubscriptionEntry,
+    decode_body,
+    encode_body,
+)
 from escrowmq.sliced_work import SlicedResult, run_to_end
 
 
@@ -65,12 +71,6 @@ class ProducerInfo(JsonBody, frozen=True, kw_only=True):
     language: str
     version: Int32
     last_update_timestamp: Int64
-
-
-class Producers(JsonBody, frozen=True, kw_only=True):
-    """The producers of each group."""
-
-    data: dict[str, list[ProducerInfo]]
 
 
 class GroupList(JsonBody, frozen=True, kw_only=True):
@@ -151,14 +151,38 @@ def encode_queue_table_in_slices(
     table: Mapping[QueueName, JsonBody | int], **others: object
 ) -> SlicedResult[bytes]:
     """Do the same in slices: a topic may have thousands of queues."""
+    encoded = ((_encode(queue), _encode(value)) for queue, value in table.items())
+    return (yield from encode_table_in_slices("offsetTable", encoded, **others))
+
+
+def encode_table_in_slices(
+    name: str, table: Iterable[tuple[bytes, bytes]], **others: object
+) -> SlicedResult[bytes]:
+    """Return a body with a table of encoded keys and values, and with the other fields."""
     entries = []
-    for queue, value in table.items():
-        encoded = b"%d" % value if isinstance(value, int) else _encode(value)
-        entries.append(b"%b:%b" % (_encode(queue), encoded))
+    for key, value in table:
+        entries.append(b"%b:%b" % (key, value))
         yield
-    pieces = [b'"offsetTable":{%b}' % b",".join(entries)]
+    pieces = [b'"%b":{%b}' % (name.encode(), b",".join(entries))]
     pieces += [b'"%b":%b' % (name.encode(), _encode(value)) for name, value in others.items()]
     return b"{%b}" % b",".join(pieces)
+
+
+def encode_list_in_slices(
+    body: JsonBody, name: str, items: Iterable[JsonBody | str]
+) -> SlicedResult[bytes]:
+    """Encode a body with items in its list `name`, which is empty in `body`.
+
+    A list may have a hundred thousand items, so each is encoded by itself.
+    """
+    entries = []
+    for item in items:
+        entries.append(_encode(item))
+        yield
+    # A text cannot contain the list: the quotes in it are escaped.
+    before, empty, after = encode_body(body).partition(b'"%b":[]' % name.encode())
+    assert empty, f"{type(body).__name__} has no empty list {name}"
+    return b'%b"%b":[%b]%b' % (before, name.encode(), b",".join(entries), after)
 
 
 # A string is matched as a whole; an object that is followed by a colon is a key.

@@ -253,8 +253,8 @@ class StoreMaintenance:
 
     async def checkpoint(self) -> None:
         async with self._checkpoint_lock:
-            if self._store.is_checkpointed:
-                return
+            if self._store.is_checkpointed or self._store.is_removing_files:
+                return  # not now: the files of a deleted topic go first
             began_s = self._clock.elapsed_s()
             job = self._store.begin_checkpoint()
             try:

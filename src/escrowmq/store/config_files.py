@@ -242,6 +242,8 @@ def to_plain(value: Any) -> Any:
             return value  # msgspec encodes it directly, which is faster
         row: dict[str, Any] = msgspec.to_builtins(value)
         return row | row.pop("(other)")
+    if isinstance(value, msgspec.Raw):
+        return value  # its owner has encoded it
     if isinstance(value, dict):
         return {str(key): to_plain(item) for key, item in value.items()}
     return msgspec.to_builtins(value)

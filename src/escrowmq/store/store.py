@@ -43,7 +43,7 @@ from escrowmq.message.record import (
     StoredRecord,
     encoded_size,
 )
-from escrowmq.sliced_work import SlicedResult, run_to_end
+from escrowmq.sliced_work import SlicedResult, SlicedWork, run_to_end
 from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
 from escrowmq.store.columns import PendingKeyRun, PendingKeys
 from escrowmq.store.commit_log import (
@@ -622,6 +622,8 @@ class MessageStore(StoreReader):
         """Return a job that makes everything up to here durable. Only one at a time."""
         if self._checkpoint_job is not None:
             raise StoreFailed("another checkpoint is running")
+        if self.is_removing_files:
+            raise StoreUnavailable("the files of a deleted topic are being removed; try again")
         log_flush = self._log.begin_flush()
         queue_flushes = [queue.begin_flush() for queue in self._queues.dirty]
         queue_rows = self._queues.rows(self._log.begin, queue_flushes)
@@ -680,6 +682,7 @@ class MessageStore(StoreReader):
 
     def checkpoint(self) -> None:
         """Make a checkpoint in this thread."""
+        run_to_end(self._remove_files())
         job = self.begin_checkpoint()
         try:
             job.run()
@@ -716,14 +719,33 @@ class MessageStore(StoreReader):
         Its records stay in the log until they expire, but are no longer found. A later message
         begins a new queue at offset 0. Raises StoreFailed if `can_remove_topic` is False.
         """
+        return run_to_end(self.remove_topic_in_slices(topic))
+
+    def remove_topic_in_slices(self, topic: str) -> SlicedResult[int]:
+        """Do the same in slices: a topic may have thousands of queues.
+
+        The messages are gone before the first slice ends. The files follow; no checkpoint can be
+        made until they are removed (`is_removing_files`).
+        """
         if not self.can_remove_topic(topic):
             raise StoreFailed(f"the queues of topic {topic} are in use; try again")
-        if topic in self._queues.deleted_topics or self._queues.queues_of(topic):
+        queues = self._queues.queues_of(topic)
+        if queues or topic in self._queues.deleted_topics:
             log = self._log
             self._queues.deleted_topics.mark_deleted(topic, log_begin=log.begin, log_end=log.end)
             self._has_removed_topic = True
+        self._queues.remove(queues)
+        yield from self._remove_files()
+        return len(queues)
+
+    @property
+    def is_removing_files(self) -> bool:
+        """Return whether a deleted topic still has files, which a checkpoint might overwrite."""
+        return self._queues.has_removed
+
+    def _remove_files(self) -> SlicedWork:
         try:
-            return self._queues.remove_topic(topic)
+            yield from self._queues.remove_files()
         except StoreError as error:  # a new queue must not find the files that are left
             self._log.fail(error)
             raise

@@ -87,7 +87,9 @@ def test_above_the_limit_no_lock_is_granted_until_locks_expire() -> None:
     assert locks.lock("g", "a", [QUEUE_0, QUEUE_1], now_ms=0) == [QUEUE_0]
     assert locks.lock("g", "a", [QUEUE_0], now_ms=1) == [QUEUE_0]
     assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 1) == []
-    assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 2) == [QUEUE_1]
+    # Looking at all locks for each request would take long, so it is done once a second.
+    assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 2) == []
+    assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 1_001) == [QUEUE_1]
     assert len(locks) == 1
 
 

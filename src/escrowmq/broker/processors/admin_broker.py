@@ -172,7 +172,7 @@ class BrokerAdmin:
         }
 
     def _traffic_info(self, now_ms: int) -> dict[str, str]:
-        totals = self._statistics.take_sample(now_ms).totals
+        totals = self._statistics.totals()
         today, yesterday = self._statistics.morning, self._statistics.yesterday_morning
         found_and_missed = zip(
             self._rates("found", now_ms), self._rates("missed", now_ms), strict=True
@@ -271,12 +271,13 @@ class BrokerAdmin:
         self, name: str, key: str, now_ms: int
     ) -> tuple[TrafficRate, TrafficRate, TrafficRate] | None:
         statistics = self._statistics
-        sample = statistics.take_sample(now_ms)
         topic, _, group = key.partition("@")
         match name:
-            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" if key in sample.traffic_in:
+            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" if statistics.topic_traffic(key) is not None:
                 return statistics.topic_rates(key, int(name.endswith("SIZE")), now_ms)
-            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE" if (topic, group) in sample.traffic_out:
+            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE" if (
+                statistics.group_traffic(topic, group) is not None
+            ):
                 return statistics.group_rates(topic, group, int(name.endswith("SIZE")), now_ms)
             case "BROKER_PUT_NUMS" if key == self._broker_info.cluster:
                 return statistics.broker_rates("put", now_ms)

@@ -23,7 +23,7 @@ from escrowmq.broker.closed_names import (
 )
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestChannel
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
-from escrowmq.broker.processors.admin_metadata import CHANGE_ERRORS, saved_offsets
+from escrowmq.broker.processors.admin_metadata import CHANGE_ERRORS, changed_offsets
 from escrowmq.broker.statistics import Statistics
 from escrowmq.consume.members import ConsumerGroups, Member, ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -48,14 +48,15 @@ from escrowmq.remoting.bodies_admin import (
     GroupSubscription,
     ProducerConnections,
     ProducerInfo,
-    Producers,
     QueueEntries,
     QueueEntry,
     TimeSpan,
     TimeSpans,
     TopicOffset,
     encode_broker_consume_stats,
+    encode_list_in_slices,
     encode_queue_table_in_slices,
+    encode_table_in_slices,
 )
 from escrowmq.remoting.codes import LanguageName, RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
@@ -126,7 +127,7 @@ class GroupAdmin:
 
     def list_consumer_connections(
         self, channel: Channel, request: Request[ConsumerGroupHeader], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         name = request.head.fields.consumer_group
         group = self._consumers.find(name)
         if group is None:
@@ -134,8 +135,8 @@ class GroupAdmin:
                 ResponseCode.CONSUMER_NOT_ONLINE,
                 f"no member of group {_truncate(name)} is connected",
             )
-        body = ConsumerConnections(
-            connection_set=[_client_entry(member) for member in self._consumers.members(name)],
+        connections = ConsumerConnections(
+            connection_set=[],
             subscription_table={
                 topic: subscription_entry(subscription)
                 for topic, subscription in group.subscriptions.items()
@@ -144,11 +145,13 @@ class GroupAdmin:
             message_model=group.settings.message_model,
             consume_from_where=group.settings.consume_from_where,
         )
-        channel.respond(request, body=encode_body(body))
+        clients = map(_client_entry, self._consumers.members(name))
+        body = yield from encode_list_in_slices(connections, "connectionSet", clients)
+        channel.respond(request, body=body)
 
     def list_producer_connections(
         self, channel: Channel, request: Request[ProducerGroupHeader], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         name = request.head.fields.producer_group
         members = self._producers.members(name)
         if not members:
@@ -156,17 +159,20 @@ class GroupAdmin:
                 ResponseCode.SYSTEM_ERROR,
                 f"no member of producer group {_truncate(name)} is connected",
             )
-        body = ProducerConnections(connection_set=[_client_entry(member) for member in members])
-        channel.respond(request, body=encode_body(body))
-
-    def list_producers(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        body = Producers(
-            data={
-                name: [_producer_info(member) for member in self._producers.members(name)]
-                for name in self._producers.names()
-            }
+        body = yield from encode_list_in_slices(
+            ProducerConnections(connection_set=[]), "connectionSet", map(_client_entry, members)
         )
-        channel.respond(request, body=encode_body(body))
+        channel.respond(request, body=body)
+
+    def list_producers(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        table: list[tuple[bytes, bytes]] = []
+        for name in self._producers.names():
+            members = []
+            for member in self._producers.members(name):
+                members.append(encode_body(_producer_info(member)))
+                yield
+            table.append((msgspec.json.encode(name), b"[%b]" % b",".join(members)))
+        channel.respond(request, body=(yield from encode_table_in_slices("data", table)))
 
     def list_groups_of_topic(
         self, channel: Channel, request: Request[TopicHeader], now_ms: int
@@ -264,7 +270,7 @@ class GroupAdmin:
     ) -> SlicedWork:
         name, group = request.head.fields.topic, request.head.fields.group
         topic = self._topics.get(name)
-        spans = []
+        spans: list[TimeSpan] = []
         for queue in self._queues(name, topic.write_queue_nums):
             end = self._store.max_offset(name, queue.queue_id)
             offset = self._offsets.query(name, group, queue.queue_id) or 0
@@ -280,7 +286,10 @@ class GroupAdmin:
                 )
             )
             yield
-        channel.respond(request, body=encode_body(TimeSpans(consume_time_span_set=spans)))
+        body = yield from encode_list_in_slices(
+            TimeSpans(consume_time_span_set=[]), "consumeTimeSpanSet", spans
+        )
+        channel.respond(request, body=body)
 
     def _group_progress(
         self, group: str, name: str
@@ -353,6 +362,10 @@ def _producer_info(member: Member[Channel]) -> ProducerInfo:
     )
 
 
+def _is_cpp(member: Member[Channel]) -> bool:
+    return member.client.language == LanguageName.CPP
+
+
 def _truncate(name: str) -> str:
     return name[:_SHOWN_LENGTH_MAX]
 
@@ -404,24 +417,24 @@ class OffsetAdmin:
         has_queue = fields.queue_id >= 0  # otherwise all queues are reset
         queue_ids = [fields.queue_id] if has_queue else range(topic.read_queue_nums)
         targets: dict[int, int] = {}
+        table: dict[QueueName, int] = {}
         for queue_id in queue_ids:
             targets[queue_id] = self._target_offset(fields, queue_id)
+            table[self._queue_name(fields.topic, queue_id)] = targets[queue_id]
             yield
-        is_connected = self._consumers.find(fields.group) is not None
-        with saved_offsets(self._offsets, self._save_offsets):
-            for queue_id, offset in targets.items():
-                if is_connected:
-                    # A member commits its old offset until it learns of the reset. Remember the
-                    # new one, so that the next pull of the member is sent there.
-                    self._offsets.reset(fields.topic, fields.group, queue_id, offset)
-                else:
-                    self._offsets.set_offset(fields.topic, fields.group, queue_id, offset)
-        table = {
-            self._queue_name(fields.topic, queue_id): offset for queue_id, offset in targets.items()
-        }
+        # The bodies come before the change: a client that goes away meanwhile changes nothing.
         java_body = yield from encode_queue_table_in_slices(table)
-        self._notify_members(fields, table, java_body)
+        cpp_body = yield from self._encode_for_cpp(fields.group, table)
+        with changed_offsets(self._offsets):
+            if self._consumers.find(fields.group) is not None:
+                # A member commits its old offset until it learns of the reset. Remember the new
+                # one, so that the next pull of the member is sent there.
+                self._offsets.reset(fields.topic, fields.group, targets)
+            else:
+                self._offsets.set_offsets(fields.topic, fields.group, targets)
+            self._save_offsets()
         channel.respond(request, body=java_body)
+        yield from self._notify_members(fields, java_body, cpp_body)
 
     def _target_offset(self, fields: ResetOffset, queue_id: int) -> int:
         store, topic = self._store, fields.topic
@@ -441,45 +454,55 @@ class OffsetAdmin:
             return min(target, committed)  # without force, a reset only goes back
         return target
 
-    def _notify_members(
-        self, fields: ResetOffset, table: dict[QueueName, int], java_body: bytes
-    ) -> None:
+    def _encode_for_cpp(self, group: str, table: dict[QueueName, int]) -> SlicedResult[bytes]:
+        """Return the offsets for the C++ members of a group; empty if it has none.
+
+        C++ clients cannot parse a JSON object whose keys are objects, so they get a list.
+        """
+        if not any(_is_cpp(member) for member in self._consumers.members(group)):
+            return b""
+        offsets = (
+            CppQueueOffset(
+                topic=queue.topic,
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                offset=offset,
+            )
+            for queue, offset in table.items()
+        )
+        empty = CppResetOffsets(offset_table=[])
+        return (yield from encode_list_in_slices(empty, "offsetTable", offsets))
+
+    def _notify_members(self, fields: ResetOffset, java_body: bytes, cpp_body: bytes) -> SlicedWork:
         header = ResetConsumerOffset(
             topic=fields.topic, group=fields.group, timestamp=fields.timestamp, is_force=True
         )
-        # C++ clients cannot parse a JSON object whose keys are objects, so they get a list.
-        cpp_offsets = CppResetOffsets(
-            offset_table=[
-                CppQueueOffset(
-                    topic=queue.topic,
-                    broker_name=queue.broker_name,
-                    queue_id=queue.queue_id,
-                    offset=offset,
-                )
-                for queue, offset in table.items()
-            ]
-        )
-        cpp_body = encode_body(cpp_offsets)
         for member in self._consumers.members(fields.group):
-            is_cpp = member.client.language == LanguageName.CPP
-            member.client.channel.send_oneway(
-                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, cpp_body if is_cpp else java_body
-            )
+            body = cpp_body if _is_cpp(member) else java_body
+            if body:  # a C++ member that has joined meanwhile is told by its next pull
+                member.client.channel.send_oneway(
+                    RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body
+                )
+            yield
 
     def clone_offsets(
         self, channel: Channel, request: Request[CloneGroupOffset], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         check_offsets_are_open(fields.topic or "", fields.dest_group)
         check_group_is_open(fields.src_group)
         self._groups.get(fields.src_group)  # it must exist
         if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
             raise self._groups.not_found(fields.dest_group)
-        topics = [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group)
-        with saved_offsets(self._offsets, self._save_offsets):
+        topics = []
+        for topic in [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group):
+            if self._topics.find(topic) is not None and not is_closed_topic(topic):
+                topics.append(topic)
+            yield
+        with changed_offsets(self._offsets):
             for topic in topics:
-                if self._topics.find(topic) is not None and not is_closed_topic(topic):
-                    self._offsets.clone(topic, fields.src_group, fields.dest_group)
+                self._offsets.clone(topic, fields.src_group, fields.dest_group)
+            self._save_offsets()
         channel.respond(request)
 
     def list_queue_entries(

@@ -41,7 +41,11 @@ from escrowmq.consume.pull import (
     read_limits,
     request_filter,
 )
-from escrowmq.consume.subscription import MessageFilter
+from escrowmq.consume.subscription import (
+    SHORT_CHARS_MAX,
+    MessageFilter,
+    prepare_subscription,
+)
 from escrowmq.errors import RequestRefused, TableFull
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
@@ -56,6 +60,7 @@ from escrowmq.store.store import MessageStore
 # there are more, or longer ones, every pull is woken: the read that follows applies its filter.
 ARRIVALS_MAX: Final = 256
 ARRIVALS_BYTES_MAX: Final = 64 << 10  # of encoded properties
+CLOSED_PER_SLICE: Final = 64  # held pulls of a closed channel that are forgotten at once
 
 _HeldRequest = tuple[Channel, Request[PullMessage]]
 _Queue = tuple[str, int]  # topic and queue id
@@ -102,7 +107,28 @@ class PullProcessor:
             Handler(RequestCode.LITE_PULL_MESSAGE, self.pull, RequestPermissions.pull),
         ]
 
-    def pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
+    def pull(
+        self, channel: Channel, request: Request[PullMessage], now_ms: int
+    ) -> SlicedWork | None:
+        """Respond to a pull or hold it; return the work that does so if its filter is long."""
+        if len(request.head.fields.subscription or "") > SHORT_CHARS_MAX:
+            return self._pull_after_parsing(channel, request, now_ms)
+        self._pull(channel, request, now_ms)
+        return None
+
+    def _pull_after_parsing(
+        self, channel: Channel, request: Request[PullMessage], now_ms: int
+    ) -> SlicedWork:
+        fields = request.head.fields
+        yield from prepare_subscription(
+            fields.topic,
+            fields.subscription,
+            expression_type=fields.expression_type,
+            version=fields.sub_version,
+        )
+        self._pull(channel, request, now_ms)
+
+    def _pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
         fields = request.head.fields
         if fields.sys_flag & FLAG_COMMIT_OFFSET:
             try:
@@ -186,8 +212,10 @@ class PullProcessor:
         finally:
             self._is_expiring = False
 
-    def channel_closed(self, channel: Channel) -> None:
-        self._long_polls.channel_closed(channel)
+    def channel_closed(self, channel: Channel) -> bool:
+        """Forget some held pulls of a closed channel. Return whether there may be more."""
+        closed = self._long_polls.channel_closed(channel, count_max=CLOSED_PER_SLICE)
+        return len(closed) == CLOSED_PER_SLICE
 
     def release_all(self) -> None:
         """Respond to all held pulls, because the broker stops."""

@@ -140,8 +140,8 @@ class CoordinatorStorage:
         ):
             half_offset, op_offset, _ = self._pending_cursors
             self._pending_cursors = None
-            self._offsets.set_offset(names.HALF_TOPIC, CURSOR_GROUP, 0, half_offset)
-            self._offsets.set_offset(names.OP_TOPIC, CURSOR_GROUP, 0, op_offset)
+            self._offsets.set_offsets(names.HALF_TOPIC, CURSOR_GROUP, {0: half_offset})
+            self._offsets.set_offsets(names.OP_TOPIC, CURSOR_GROUP, {0: op_offset})
         if self._pending_cursors is None:
             self.coordinator.advance_cursors()
             cursors = self.coordinator.cursors
