@@ -308,6 +308,7 @@ class StoreMaintenance:
             log_end=store.end,
             elapsed_ms=elapsed_ms,
             wall_ms=self._wall_ms(),
+            damage=store.damage,
         )
         ages.start(store.end, elapsed_ms=elapsed_ms, broker_ms=self._clock.now_ms())
         if abs(ages.wall_change_ms) >= JumpDetector.JUMP_MS:

@@ -24,6 +24,8 @@ class DamageKind(enum.Enum):
     QUEUE = "queue"
     INDEX = "index"
     CHECKPOINT = "checkpoint"
+    FLUSH_MARKS = "flush_marks"
+    AGES = "ages"
     CONFIG = "config"
     SNAPSHOT = "snapshot"
 

@@ -24,6 +24,7 @@ from zlib import crc32
 import msgspec
 
 from escrowmq.errors import StoreError
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, read_file, replace_file
 
 AGES_PATH: Final = "escrowmq.ages"
@@ -68,13 +69,23 @@ class LogAges:
 
     @classmethod
     def load(
-        cls, disk: Disk, *, boot_id: str, log_end: int, elapsed_ms: int, wall_ms: int
+        cls,
+        disk: Disk,
+        *,
+        boot_id: str,
+        log_end: int,
+        elapsed_ms: int,
+        wall_ms: int,
+        damage: DamageReports | None = None,
     ) -> LogAges:
         """Return the ages of a log that was just opened and ends at `log_end`.
 
         `boot_id`: elapsed times can be compared between processes with the same id, unless empty.
         """
-        saved = _load(disk)
+        saved, problem = _load(disk)
+        if problem is not None and damage is not None:
+            description = f"{problem}; all segments count as just written"
+            damage.add(DamageKind.AGES, AGES_PATH, description, is_repaired=True)
         ages = cls(boot_id, saved)
         if saved is not None:
             passed_ms = elapsed_ms - saved.elapsed_ms if ages.is_same_boot else 0
@@ -208,21 +219,28 @@ def _thin(marks: list[LogMark], now_measured_ms: int) -> list[LogMark]:
     return kept[::-1]
 
 
-def _load(disk: Disk) -> _SavedAges | None:
-    """Return what was saved; None if there is nothing with a correct checksum."""
+def ages_problem(disk: Disk) -> str | None:
+    """Return what is wrong with the file; None if it is right, or if there is none."""
+    return _load(disk)[1]
+
+
+def _load(disk: Disk) -> tuple[_SavedAges | None, str | None]:
+    """Return what was saved, if it can be used, and what is wrong with the file otherwise."""
     try:
-        content = read_file(disk, AGES_PATH) or b""
-    except StoreError:
-        return None
+        content = read_file(disk, AGES_PATH)
+    except StoreError as error:
+        return None, str(error)
+    if content is None:
+        return None, None
     checksum, _, data = content.strip().partition(b"\n")
     if not data or checksum != b"%08x" % crc32(data):
-        return None
+        return None, "has a wrong checksum"
     try:
         saved = msgspec.json.decode(data, type=_SavedAges)
     except msgspec.MsgspecError:  # written by another version
-        return None
+        return None, None
     is_sorted = all(
         first.log_end <= second.log_end and first.measured_ms <= second.measured_ms
         for first, second in zip(saved.marks, saved.marks[1:], strict=False)
     )
-    return saved if is_sorted else None
+    return (saved, None) if is_sorted else (None, "has marks that are not in order")
