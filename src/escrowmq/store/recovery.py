@@ -38,11 +38,18 @@ from escrowmq.message.record import (
 )
 from escrowmq.store.checkpoint import (
     Checkpoint,
+    load_checkpoint,
     load_checkpoint_file,
     load_rocketmq_checkpoint,
 )
-from escrowmq.store.commit_log import CommitLog
-from escrowmq.store.consume_queue import BLANK_SIZE, QUEUE_DIRECTORY, ConsumeQueue, QueueTable
+from escrowmq.store.commit_log import LOG_DIRECTORY, CommitLog, is_file_name
+from escrowmq.store.consume_queue import (
+    BLANK_SIZE,
+    QUEUE_DIRECTORY,
+    ConsumeQueue,
+    QueueTable,
+    queue_directories,
+)
 from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk
 from escrowmq.store.flush_marks import SavedMarks, load_marks
@@ -116,10 +123,12 @@ def recover(
     *,
     was_clean: bool,
     spill: Callable[[], None],
+    damage: DamageReports,
 ) -> Recovery:
     """Find the end of the log and bring queues and index up to it.
 
     `spill` is called from time to time and writes what queues and index hold in memory to files.
+    `damage` gets what had to be repaired for that; the result reports the remainder.
     """
     saved = SavedState.load(disk, was_clean=was_clean)
     last_record = _checkpointed_record(saved.checkpoint, log)
@@ -142,6 +151,15 @@ def recover(
             if not saved.was_used_by_rocketmq:
                 queue_problem = "files are missing or do not agree with the checkpoint"
     if recovery is None:
+        if (
+            saved.checkpoint is not None
+            and saved.checkpoint.queue_file_bytes == queues.blocks.file_bytes
+        ):
+            for topic, queue_id in queue_directories(disk):
+                directory = f"{QUEUE_DIRECTORY}/{topic}/{queue_id}"
+                _cut_longer_files(
+                    disk, directory, queues.blocks.file_bytes, DamageKind.QUEUE, damage
+                )
         queues.open()  # first: it raises if the configuration does not fit the files
         index.clear()
         replay = _LogReplay(log, queues, index, delay_levels_ms, spill)
@@ -153,6 +171,34 @@ def recover(
         lost_end = LogOffset(durable_end)
         recovery.damage.append(Damage(recovery.end, lost_end, "was durable and is missing"))
     return recovery
+
+
+def cut_longer_segments(disk: Disk, segment_bytes: int, damage: DamageReports) -> None:
+    """Cut what something else has added to segments, before the log is opened.
+
+    Only if a checkpoint says that segments of this length were written. Otherwise the files may be
+    right and the configuration wrong.
+    """
+    checkpoint = load_checkpoint(disk)
+    if checkpoint is not None and checkpoint.segment_bytes == segment_bytes:
+        _cut_longer_files(disk, LOG_DIRECTORY, segment_bytes, DamageKind.LOG, damage)
+
+
+def _cut_longer_files(
+    disk: Disk, directory: str, file_bytes: int, kind: DamageKind, damage: DamageReports
+) -> None:
+    for name, size in disk.sizes(directory).items():
+        if not is_file_name(name) or size <= file_bytes:
+            continue
+        path = f"{directory}/{name}"
+        file = disk.open(path)
+        try:
+            file.resize(file_bytes)
+            file.sync()
+        finally:
+            file.close()
+        description = f"had {size} bytes instead of {file_bytes}; the others were cut off"
+        damage.add(kind, path, description, is_repaired=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ from escrowmq.store.queue_reader import (
     read_record_summary,
 )
 from escrowmq.store.queue_repair import QueueRepair
-from escrowmq.store.recovery import Recovery, recover
+from escrowmq.store.recovery import Recovery, cut_longer_segments, recover
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
@@ -300,6 +300,7 @@ class MessageStore(StoreReader):
         self._lock = lock
         self.damage = DamageReports()
         self._open_files = OpenFiles(disk)
+        cut_longer_segments(disk, config.segment_bytes, self.damage)
         self._log = CommitLog(
             disk,
             segment_bytes=config.segment_bytes,
@@ -337,6 +338,7 @@ class MessageStore(StoreReader):
             delay_levels_ms,
             was_clean=was_clean,
             spill=self._spill,
+            damage=self.damage,
         )
         # Everything below this log offset is durable, with its queue entries and keys.
         self.checkpointed_offset = self._log.begin
@@ -638,6 +640,8 @@ class MessageStore(StoreReader):
             queue_count=len(queue_rows),
             entry_total=self._queues.entry_total(),
             queue_rows=b"".join(queue_rows),
+            segment_bytes=self._log.segment_bytes,
+            queue_file_bytes=self._queues.blocks.file_bytes,
             has_marks=self._log.marks is not None,
         )
         return self._checkpoint_job

@@ -251,7 +251,9 @@ def damage_record(bench: EscrowBench, log_offset: int, *, destroyed_bytes: int =
     file = bench.disk.open(f"commitlog/{0:020d}")
     begin = log_offset + 88 if destroyed_bytes == 1 else log_offset
     data = file.read_at(begin, destroyed_bytes)
-    file.write_at(begin, bytes(byte ^ 1 for byte in data) if len(data) == 1 else b"\xff" * len(data))
+    file.write_at(
+        begin, bytes(byte ^ 1 for byte in data) if len(data) == 1 else b"\xff" * len(data)
+    )
     file.close()
     # Private: what was appended last is in memory, where the damage would not be seen.
     bench.store._log.recent.clear()
