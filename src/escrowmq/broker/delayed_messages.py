@@ -62,6 +62,7 @@ from escrowmq.message.record import (
 )
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.commit_log import AppendResult
+from escrowmq.store.damage import DamageKind
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
 
@@ -158,6 +159,7 @@ class DelayedMessages:
         self._retries: list[tuple[int, DelayedPosition]] = [
             (0, position) for position in self.progress.set_aside_positions()
         ]
+        self._damaged: set[DelayedPosition] = set()  # reported already; each is tried again
         # By level, after the clock was set back: the end of the messages that were stored "later
         # than now", and the time at which they are delivered.
         self._clock_set_back: dict[int, tuple[int, int]] = {}
@@ -443,6 +445,12 @@ class DelayedMessages:
         )
 
     def _handle_unreadable(self, position: DelayedPosition, error: Exception, now_ms: int) -> None:
+        if isinstance(error, CorruptRecord) and position not in self._damaged:
+            self._damaged.add(position)
+            description = f"delayed message {position} cannot be read: {error}"
+            self._store.damage.add(
+                DamageKind.LOG, f"log_offset={error.log_offset}", description, is_repaired=False
+            )
         log_offset = self._store.log_offset_of(*position.queue, position.queue_offset)
         if log_offset is not None and log_offset < self._store.begin:
             self._give_up(position, error, now_ms)

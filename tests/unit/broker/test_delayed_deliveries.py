@@ -235,6 +235,20 @@ def test_a_damaged_delivery_repeats_only_itself() -> None:
     assert readable_bodies(bench) == [b"m0", b"m2", b"m1"]
 
 
+@pytest.mark.parametrize("delay", ["DELAY\x011", "TIMER_DELAY_MS\x01500"])
+def test_a_damaged_delayed_message_is_reported_once(delay: str) -> None:
+    bench = EscrowBench()
+    for number in range(3):
+        send_delayed(bench, f"m{number}", delay)
+    bench.store.checkpoint()
+    topic = TIMER_TOPIC if "TIMER" in delay else SCHEDULE_TOPIC
+    damage_record(bench, bench.messages(topic)[1].log_offset)
+    bench = bench.killed()
+    deliver_all(bench)
+    assert bench.bodies() == [b"m0", b"m2"]
+    assert bench.store.damage.total == 1
+
+
 def readable_bodies(bench: EscrowBench) -> list[bytes]:
     """Return the messages of a queue that are not damaged."""
     bodies = []
