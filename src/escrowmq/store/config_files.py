@@ -324,5 +324,11 @@ class DeletedTopics:
         }
 
     def _save(self, log_ends: dict[str, int]) -> None:
-        self._file.save(**{_DELETED_TOPICS_KEY: log_ends})
+        try:
+            self._file.save(**{_DELETED_TOPICS_KEY: log_ends})
+        except StoreError:
+            # The new file may be there nevertheless, and the next start would believe it.
+            with contextlib.suppress(StoreError):
+                self._file.save(**{_DELETED_TOPICS_KEY: self._log_ends})
+            raise
         self._log_ends = log_ends

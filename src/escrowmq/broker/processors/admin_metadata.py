@@ -166,15 +166,21 @@ class MetadataAdmin:
         with saved_offsets(self._offsets, self._save_offsets):
             self._offsets.remove_topic(topic)
         config = self._topics.find(topic)
-        if config is not None:
-            self._topics.remove(topic, now_ms=now_ms)
-            try:
+        try:
+            if config is not None:
+                self._topics.remove(topic, now_ms=now_ms)
                 self._topics.save()
-            except StoreError:
-                self._topics.put(config, now_ms=now_ms)
+            self._store.remove_topic(topic)
+        except StoreError:
+            # If the store has failed, the next start completes the deletion. Otherwise nothing of
+            # the topic was removed yet, so it stays as it was.
+            if not self._store.has_failed:
                 self._offsets.restore(before)
-                raise
-        self._store.remove_topic(topic)
+                if config is not None:
+                    self._topics.put(config, now_ms=now_ms)
+                    with contextlib.suppress(StoreError):  # a later save writes it
+                        self._topics.save()
+            raise
 
     def clean_unused_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         """Delete the queues of topics that do not exist."""
