@@ -102,7 +102,8 @@ def topic_and_messages(bench: BrokerBench) -> tuple[bool, int, object]:
 
 @pytest.mark.parametrize("error", [StoreFailed, StoreFull])
 def test_a_topic_is_deleted_or_stays_with_its_messages(error: type[StoreError]) -> None:
-    before, after = (True, 3, 2), (False, 0, None)
+    before: tuple[bool, int, object] = (True, 3, 2)
+    after: tuple[bool, int, object] = (False, 0, None)
     for call in itertools.count(1):
         bench = filled()
         assert isinstance(bench.disk, FaultyDisk)
