@@ -24,6 +24,7 @@ class DamageKind(enum.Enum):
     QUEUE = "queue"
     INDEX = "index"
     CHECKPOINT = "checkpoint"
+    FLUSH_MARKS = "flush_marks"
     CONFIG = "config"
     SNAPSHOT = "snapshot"
     AGES = "ages"

@@ -65,7 +65,7 @@ from escrowmq.store.consume_queue import (
 )
 from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, Lock, OpenFiles, remove_file, write_file
-from escrowmq.store.flush_marks import MARKS_PATH
+from escrowmq.store.flush_marks import MARKS_PATH, report_damaged_marks
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import RESULTS_MAX, STORED_TIME_WAIT_MAX_MS, KeyIndex
 from escrowmq.store.log_scan import KnownBoundaries, LogHistory, LogScanner
@@ -79,7 +79,7 @@ from escrowmq.store.queue_reader import (
     read_record_summary,
 )
 from escrowmq.store.queue_repair import QueueRepair
-from escrowmq.store.recovery import Recovery, recover
+from escrowmq.store.recovery import Recovery, cut_longer_segments, recover
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
@@ -300,6 +300,7 @@ class MessageStore(StoreReader):
         self._lock = lock
         self.damage = DamageReports()
         self._open_files = OpenFiles(disk)
+        cut_longer_segments(disk, config.segment_bytes, self.damage)
         self._log = CommitLog(
             disk,
             segment_bytes=config.segment_bytes,
@@ -309,7 +310,7 @@ class MessageStore(StoreReader):
         blocks = QueueBlocks(disk, self._open_files, file_bytes=config.queue_file_bytes)
         deleted_topics = DeletedTopics(disk, self.damage)
         blocks.compare_with_log = QueueRepair(
-            self._log, self._readable_records, deleted_topics, delay_levels_ms, self.damage
+            self._log, self.readable_records, deleted_topics, delay_levels_ms, self.damage
         )
         self._queues: QueueTable = QueueTable(blocks, deleted_topics)
         self._index = KeyIndex(
@@ -328,6 +329,7 @@ class MessageStore(StoreReader):
         self._has_removed_topic = False  # since the last checkpoint, which has counted its queues
         self.has_disk_space = True  # False while the disk is nearly full
         report_damaged_checkpoint(disk, self.damage)
+        report_damaged_marks(disk, self.damage)
         self.recovery: Recovery = recover(
             disk,
             self._log,
@@ -336,6 +338,7 @@ class MessageStore(StoreReader):
             delay_levels_ms,
             was_clean=was_clean,
             spill=self._spill,
+            damage=self.damage,
         )
         # Everything below this log offset is durable, with its queue entries and keys.
         self.checkpointed_offset = self._log.begin
@@ -396,7 +399,7 @@ class MessageStore(StoreReader):
         self._log.close()
         self._lock.release()
 
-    def _readable_records(self, begin: LogOffset) -> Iterator[StoredRecord]:
+    def readable_records(self, begin: LogOffset) -> Iterator[StoredRecord]:
         """Yield the records from a record boundary on, past those that are damaged."""
         log = self._log
         known = KnownBoundaries(log.segment_bytes, (log.flushed_offset, log.end), self._disk)
@@ -408,7 +411,7 @@ class MessageStore(StoreReader):
 
     def _log_offsets_between(self, begin: int, end: int) -> Iterator[int]:
         """Yield the log offsets of the records from `begin` up to `end`, both included."""
-        for record in self._readable_records(LogOffset(max(begin, self._log.begin))):
+        for record in self.readable_records(LogOffset(max(begin, self._log.begin))):
             if record.log_offset > end:
                 break
             yield record.log_offset
@@ -639,6 +642,8 @@ class MessageStore(StoreReader):
             queue_count=len(queue_rows),
             entry_total=self._queues.entry_total(),
             queue_rows=b"".join(queue_rows),
+            segment_bytes=self._log.segment_bytes,
+            queue_file_bytes=self._queues.blocks.file_bytes,
             has_marks=self._log.marks is not None,
         )
         return self._checkpoint_job

@@ -210,14 +210,22 @@ class MetadataAdmin:
             self._offsets.remove_topic(topic)
             self._save_offsets()
             config = self._topics.find(topic)
-            if config is not None:
-                self._topics.remove(topic, now_ms=now_ms)
-                try:
+            try:
+                if config is not None:
+                    self._topics.remove(topic, now_ms=now_ms)
                     self._topics.save()
-                except StoreError:
+                # The first slice deletes the topic durably. The others only remove its files.
+                removal = self._store.remove_topic_in_slices(topic)
+                next(removal, None)
+            except StoreError:
+                # If the store has failed, the next start completes the deletion. Otherwise nothing
+                # of the topic was removed yet, so it stays as it was.
+                if config is not None and not self._store.has_failed:
                     self._topics.put(config, now_ms=now_ms)
-                    raise
-        yield from self._store.remove_topic_in_slices(topic)
+                    with contextlib.suppress(StoreError):  # a later save writes it
+                        self._topics.save()
+                raise
+        yield from removal
         return True
 
     def _delete_unused_topics(self, now_ms: int) -> SlicedResult[bool]:
