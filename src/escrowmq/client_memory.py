@@ -3,7 +3,7 @@
 What outlives the request that brought it is counted here, by the table that keeps it: incomplete
 requests, unsent responses, held pulls, members of groups, subscriptions, registrations. The counts
 are estimates of what the objects take. Locks and calls that wait for a client are limited by number
-and are not counted.
+and are not counted. What a request collects over many turns is counted as well.
 
     reserve()   before something is kept at a client's wish; refuses the greedy with TableFull
     add()       for what is there already, such as the bytes of an incomplete request
@@ -22,6 +22,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
 from escrowmq.errors import TableFull
@@ -43,6 +44,7 @@ class MemoryUse(enum.IntEnum):
     MEMBERS = 5
     SUBSCRIPTIONS = 6
     REGISTRATIONS = 7  # of brokers, at the name server
+    RESULTS = 8  # of requests that are being handled in slices
 
     @property
     def label(self) -> str:
@@ -165,6 +167,36 @@ class ClientMemory:
         """Return all connections with their bytes, the greediest first."""
         owners = ((owner, account.total) for owner, account in self._accounts.items())
         return sorted(owners, key=lambda item: item[1], reverse=True)
+
+
+class Reservation:
+    """Bytes that are reserved little by little, and released together.
+
+    with Reservation(memory, channel, MemoryUse.RESULTS) as reservation:
+        reservation.add(len(row))
+    """
+
+    def __init__(self, memory: ClientMemory, owner: Peer, use: MemoryUse) -> None:
+        self._memory = memory
+        self._owner = owner
+        self._use = use
+        self._count = 0
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._memory.release(self._owner, self._use, self._count)
+
+    def add(self, count: int) -> None:
+        """Reserve more bytes. Raise TableFull if the owner may have no more."""
+        self._memory.reserve(self._owner, self._use, count)
+        self._count += count
 
 
 def name_error(field_name: str, name: str) -> str:

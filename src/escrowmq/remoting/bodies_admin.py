@@ -11,7 +11,7 @@ This is not JSON, but the tools of every release read it. `encode_queue_table` w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -91,10 +91,6 @@ class TimeSpan(JsonBody, frozen=True, kw_only=True):
     delay_time: Int64
 
 
-class TimeSpans(JsonBody, frozen=True, kw_only=True):
-    consume_time_span_set: list[TimeSpan]
-
-
 class Rate(JsonBody, frozen=True, kw_only=True):
     sum: Int64
     tps: float
@@ -130,35 +126,67 @@ class CppQueueOffset(JsonBody, frozen=True, kw_only=True):
     offset: Int64
 
 
-class CppResetOffsets(JsonBody, frozen=True, kw_only=True):
-    """RESET_CONSUMER_CLIENT_OFFSET for C++ clients, which read a list instead of a table."""
-
-    offset_table: list[CppQueueOffset]
-
-
 class RuntimeTable(JsonBody, frozen=True, kw_only=True):
     """The response to GET_BROKER_RUNTIME_INFO."""
 
     table: dict[str, str]
 
 
+Reserve = Callable[[int], None]  # counts bytes that are kept until the response is made
+
+
 def encode_queue_table(table: Mapping[QueueName, JsonBody | int], **others: object) -> bytes:
     """Return a body with an `offsetTable` whose keys are queues, and with the other fields."""
-    return run_to_end(encode_queue_table_in_slices(table, **others))
+    return run_to_end(encode_queue_table_in_slices(table.items(), _count_nothing, **others))
 
 
 def encode_queue_table_in_slices(
-    table: Mapping[QueueName, JsonBody | int], **others: object
+    rows: Iterable[tuple[QueueName, JsonBody | int]], reserve: Reserve, **others: object
 ) -> SlicedResult[bytes]:
-    """Do the same in slices: a topic may have thousands of queues."""
-    entries = []
-    for queue, value in table.items():
-        encoded = b"%d" % value if isinstance(value, int) else _encode(value)
-        entries.append(b"%b:%b" % (_encode(queue), encoded))
+    """Do the same in slices: a topic may have thousands of queues.
+
+    The rows are taken one by one, so an iterator can compute them meanwhile. `reserve` is called
+    with the bytes that are added, and may raise.
+    """
+    encoded = bytearray(b'{"offsetTable":{')
+    separator = b""
+    for queue, value in rows:
+        text = b"%d" % value if isinstance(value, int) else _encode(value)
+        row = b"%b%b:%b" % (separator, _encode(queue), text)
+        reserve(len(row))
+        encoded += row
+        separator = b","
         yield
-    pieces = [b'"offsetTable":{%b}' % b",".join(entries)]
-    pieces += [b'"%b":%b' % (name.encode(), _encode(value)) for name, value in others.items()]
-    return b"{%b}" % b",".join(pieces)
+    encoded += b"}"
+    for name, other in others.items():
+        encoded += b',"%b":%b' % (name.encode(), _encode(other))
+    return bytes(encoded + b"}")
+
+
+def encode_time_spans_in_slices(spans: Iterable[TimeSpan], reserve: Reserve) -> SlicedResult[bytes]:
+    """Return the response to QUERY_CONSUME_TIME_SPAN, in slices as above."""
+    encoded = yield from _encode_list_in_slices(spans, reserve)
+    return b'{"consumeTimeSpanSet":[%b]}' % encoded
+
+
+def encode_cpp_offsets_in_slices(offsets: Iterable[CppQueueOffset]) -> SlicedResult[bytes]:
+    """Return RESET_CONSUMER_CLIENT_OFFSET for C++ clients, which read a list and no table."""
+    encoded = yield from _encode_list_in_slices(offsets, _count_nothing)
+    return b'{"offsetTable":[%b]}' % encoded
+
+
+def _encode_list_in_slices(rows: Iterable[JsonBody], reserve: Reserve) -> SlicedResult[bytes]:
+    encoded = bytearray()
+    for value in rows:
+        row = b",%b" % _encode(value) if encoded else _encode(value)
+        reserve(len(row))
+        encoded += row
+        yield
+    return bytes(encoded)
+
+
+def _count_nothing(count: int) -> None:
+    """Reserve bytes that need not be counted."""
 
 
 # A string is matched as a whole; an object that is followed by a colon is a key.

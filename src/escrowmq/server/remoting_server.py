@@ -192,7 +192,7 @@ class RemotingServer:
         self.stop_reading()
         self.end_turn()
         for connection in list(self.connections):
-            connection.close()
+            connection.close_at_stop()
         await asyncio.sleep(0)
 
     def stop_reading(self) -> None:
