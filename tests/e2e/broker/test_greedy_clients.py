@@ -335,6 +335,23 @@ def test_a_probe_gets_through_half_sent_requests(has_tls: bool, tmp_path: Path) 
                     assert response.read() == b"ok\n"
 
 
+def test_the_metrics_port_keeps_nothing_of_long_requests(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    conf = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
+    headers = b"".join(b"h%d: %b\r\n" % (number, b"x" * 8_000) for number in range(200))
+    with Server(tmp_path, conf=conf) as server:
+        before_bytes = anonymous_memory(server.pid)
+        for _ in range(300):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+            with connection, suppress(ConnectionError):  # the server reads no more
+                connection.sendall(b"GET /health/live HTTP/1.1\r\n" + headers)
+        url = f"http://127.0.0.1:{port}/health/live"
+        with urllib.request.urlopen(url, timeout=WAIT_S) as response:
+            assert response.read() == b"ok\n"
+        grown = (anonymous_memory(server.pid) - before_bytes) // MIB
+        assert grown <= 64, f"the broker took {grown} MiB more"
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_memory_does_not_grow_from_attack_to_attack(attack: Attack, tmp_path: Path) -> None:
