@@ -2,8 +2,9 @@
 
 What outlives the request that brought it is counted here, by the table that keeps it: incomplete
 requests, unsent responses, held pulls, members of groups, subscriptions, locks, calls that wait for
-a client, registrations. The counts are estimates of what the objects take, rounded up;
-`tests/unit/test_memory_estimates.py` compares them with what is measured.
+a client, registrations, and what a request collects over many turns. The counts are estimates of
+what the objects take, rounded up; `tests/unit/test_memory_estimates.py` compares them with what is
+measured.
 
     reserve()   before something is kept at a client's wish; refuses the greedy with TableFull
     add()       for what is there already, such as the bytes of an incomplete request
@@ -23,6 +24,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
 from escrowmq.errors import TableFull
@@ -48,6 +50,7 @@ class MemoryUse(enum.IntEnum):
     REGISTRATIONS = 7  # of brokers, at the name server
     QUEUE_LOCKS = 8
     PENDING_CALLS = 9  # requests that the server has sent to a client for another one
+    RESULTS = 10  # of requests that are being handled in slices
 
     @property
     def label(self) -> str:
@@ -173,6 +176,36 @@ def text_bytes(text: str) -> int:
     # Other characters have up to four bytes, and up to four more in UTF-8, which Python may keep
     # beside them. The number must not depend on whether it does: what is reserved is released.
     return _TEXT_BYTES + len(text) * (1 if text.isascii() else 8)
+
+
+class Reservation:
+    """Bytes that are reserved little by little, and released together.
+
+    with Reservation(memory, channel, MemoryUse.RESULTS) as reservation:
+        reservation.add(len(row))
+    """
+
+    def __init__(self, memory: ClientMemory, owner: Peer, use: MemoryUse) -> None:
+        self._memory = memory
+        self._owner = owner
+        self._use = use
+        self._count = 0
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._memory.release(self._owner, self._use, self._count)
+
+    def add(self, count: int) -> None:
+        """Reserve more bytes. Raise TableFull if the owner may have no more."""
+        self._memory.reserve(self._owner, self._use, count)
+        self._count += count
 
 
 def name_error(field_name: str, name: str) -> str:

@@ -267,7 +267,9 @@ class Broker:
             stores_replies=config.broker.stores_replies,
             wall_ms=wall_ms,
         )
-        self._query_processor = QueryProcessor(self.store, self.topics, self.groups, self.offsets)
+        self._query_processor = QueryProcessor(
+            self.store, self.topics, self.groups, self.offsets, memory=self._memory
+        )
         self.client_processor = ClientProcessor(
             self.topics,
             self.groups,
@@ -315,6 +317,7 @@ class Broker:
             self.producers,
             self.statistics,
             address="{}:{}".format(*decode_host(self._store_host)),
+            memory=self._memory,
         )
         self._offset_admin = OffsetAdmin(
             store, topics, groups, offsets, self.consumers, self.save_offsets

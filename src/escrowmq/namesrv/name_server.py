@@ -52,7 +52,9 @@ log = logging.getLogger(__name__)
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 KV_ENTRIES_MAX: Final = 100_000
 VALUE_LENGTH_MAX: Final = 65_536
-KV_LENGTH_MAX: Final = 4_000_000  # characters of all settings: the whole file is written each time
+# Bytes of all settings as JSON. The whole file is written each time, and a namespace must fit into
+# a response: that of ordered topics is part of the response to every registration.
+KV_BYTES_MAX: Final = 4_000_000
 TOPICS_PER_SLICE: Final = 1_000  # of a list that is encoded
 
 # Brokers older than 3.0.11 send their topics without the wrapper around them.
@@ -251,9 +253,10 @@ class NameServer:
 
     def _unregister(
         self, request: Request[headers.BrokerIdentity], _channel: Peer, _now_ms: int
-    ) -> NamesrvResponse:
+    ) -> _SlicedResponse:
         fields = request.head.fields
         self.routes.unregister(fields.cluster_name, fields.broker_name, fields.broker_addr)
+        yield from self.routes.remove_stale_routes()
         return NamesrvResponse()
 
     def _query_version(
@@ -285,9 +288,9 @@ class NameServer:
 
     def _route(
         self, request: Request[headers.GetRoute], _channel: Peer, _now_ms: int
-    ) -> NamesrvResponse:
+    ) -> _SlicedResponse:
         topic = request.head.fields.topic
-        route = self.routes.route(topic)
+        route = yield from self.routes.route_in_slices(topic)
         if route is None:
             # RocketMQ's words: some clients look for them.
             raise RequestRefused(
@@ -489,7 +492,7 @@ class KvConfig:
     def __init__(self, *, entries_max: int = KV_ENTRIES_MAX) -> None:
         self._entries_max = entries_max
         self._table: dict[str, dict[str, str]] = {}
-        self._length = 0  # of all names and values together
+        self._bytes = 0  # of all names and values together, as JSON
         self.revision = 0
 
     @classmethod
@@ -501,7 +504,7 @@ class KvConfig:
             raise ConfigError(f"kvConfig.json: {error}") from error
         kv_config = cls(entries_max=entries_max)
         kv_config._table = {name: dict(table) for name, table in file.config_table.items()}
-        kv_config._length = kv_config._total_length()
+        kv_config._bytes = kv_config._total_bytes()
         return kv_config
 
     def dump(self) -> dict[str, Any]:
@@ -511,7 +514,7 @@ class KvConfig:
     def restore(self, content: dict[str, Any]) -> None:
         """Undo what has changed since `dump` returned this content, because it was not saved."""
         self._table = {name: dict(table) for name, table in content["configTable"].items()}
-        self._length = self._total_length()
+        self._bytes = self._total_bytes()
 
     def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value. Raises RequestRefused if a name or the value is too long, or a limit hit."""
@@ -524,15 +527,15 @@ class KvConfig:
         before = self.get(namespace, key)
         if before is None and self.count >= self._entries_max:
             raise system_error(f"there are {self._entries_max} settings, which is the limit")
-        growth = _entry_length(namespace, key, value)
+        growth = _entry_bytes(namespace, key, value)
         if before is not None:
-            growth -= _entry_length(namespace, key, before)
-        if growth > 0 and self._length + growth > KV_LENGTH_MAX:
+            growth -= _entry_bytes(namespace, key, before)
+        if growth > 0 and self._bytes + growth > KV_BYTES_MAX:
             raise system_error(
-                f"all settings would have {self._length + growth} characters, "
-                f"the limit is {KV_LENGTH_MAX}"
+                f"all settings would have {self._bytes + growth} bytes as JSON, "
+                f"the limit is {KV_BYTES_MAX}"
             )
-        self._length += growth
+        self._bytes += growth
         self._table.setdefault(namespace, {})[key] = value
         self.revision += 1
 
@@ -541,7 +544,7 @@ class KvConfig:
         table = self._table.get(namespace, {})
         if key not in table:
             return False
-        self._length -= _entry_length(namespace, key, table.pop(key))
+        self._bytes -= _entry_bytes(namespace, key, table.pop(key))
         if not table:
             del self._table[namespace]
         self.revision += 1
@@ -559,13 +562,13 @@ class KvConfig:
     def count(self) -> int:
         return sum(map(len, self._table.values()))
 
-    def _total_length(self) -> int:
+    def _total_bytes(self) -> int:
         return sum(
-            _entry_length(name, key, value)
+            _entry_bytes(name, key, value)
             for name, table in self._table.items()
             for key, value in table.items()
         )
 
 
-def _entry_length(namespace: str, key: str, value: str) -> int:
-    return len(namespace) + len(key) + len(value)
+def _entry_bytes(namespace: str, key: str, value: str) -> int:
+    return sum(len(msgspec.json.encode(text)) for text in (namespace, key, value))

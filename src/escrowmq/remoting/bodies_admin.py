@@ -11,7 +11,7 @@ This is not JSON, but the tools of every release read it. `encode_queue_table` w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -91,10 +91,6 @@ class TimeSpan(JsonBody, frozen=True, kw_only=True):
     delay_time: Int64
 
 
-class TimeSpans(JsonBody, frozen=True, kw_only=True):
-    consume_time_span_set: list[TimeSpan]
-
-
 class Rate(JsonBody, frozen=True, kw_only=True):
     sum: Int64
     tps: float
@@ -105,6 +101,12 @@ class Rates(JsonBody, frozen=True, kw_only=True):
     stats_minute: Rate
     stats_hour: Rate
     stats_day: Rate
+
+
+class TimeSpans(JsonBody, frozen=True, kw_only=True):
+    """The response to QUERY_CONSUME_TIME_SPAN."""
+
+    consume_time_span_set: list[TimeSpan]
 
 
 class QueueEntry(JsonBody, frozen=True, kw_only=True):
@@ -142,34 +144,56 @@ class RuntimeTable(JsonBody, frozen=True, kw_only=True):
     table: dict[str, str]
 
 
+Reserve = Callable[[int], None]  # counts bytes that are kept until the response is made
+
+
+def _count_nothing(count: int) -> None:
+    """Reserve bytes that need not be counted."""
+
+
 def encode_queue_table(table: Mapping[QueueName, JsonBody | int], **others: object) -> bytes:
     """Return a body with an `offsetTable` whose keys are queues, and with the other fields."""
-    return run_to_end(encode_queue_table_in_slices(table, **others))
+    return run_to_end(encode_queue_table_in_slices(table.items(), _count_nothing, **others))
 
 
 def encode_queue_table_in_slices(
-    table: Mapping[QueueName, JsonBody | int], **others: object
+    rows: Iterable[tuple[QueueName, JsonBody | int]], reserve: Reserve, **others: object
 ) -> SlicedResult[bytes]:
-    """Do the same in slices: a topic may have thousands of queues."""
-    encoded = ((_encode(queue), _encode(value)) for queue, value in table.items())
-    return (yield from encode_table_in_slices("offsetTable", encoded, **others))
+    """Do the same in slices: a topic may have thousands of queues.
+
+    The rows are taken one by one, so an iterator can compute them meanwhile. `reserve` is called
+    with the bytes that are added, and may raise.
+    """
+    encoded = ((_encode(queue), _encode(value)) for queue, value in rows)
+    return (yield from encode_table_in_slices("offsetTable", encoded, reserve, **others))
 
 
 def encode_table_in_slices(
-    name: str, table: Iterable[tuple[bytes, bytes]], **others: object
+    name: str,
+    table: Iterable[tuple[bytes, bytes]],
+    reserve: Reserve = _count_nothing,
+    **others: object,
 ) -> SlicedResult[bytes]:
     """Return a body with a table of encoded keys and values, and with the other fields."""
-    entries = []
+    encoded = bytearray(b'{"%b":{' % name.encode())
+    separator = b""
     for key, value in table:
-        entries.append(b"%b:%b" % (key, value))
+        row = b"%b%b:%b" % (separator, key, value)
+        reserve(len(row))
+        encoded += row
+        separator = b","
         yield
-    pieces = [b'"%b":{%b}' % (name.encode(), b",".join(entries))]
-    pieces += [b'"%b":%b' % (name.encode(), _encode(value)) for name, value in others.items()]
-    return b"{%b}" % b",".join(pieces)
+    encoded += b"}"
+    for other_name, other in others.items():
+        encoded += b',"%b":%b' % (other_name.encode(), _encode(other))
+    return bytes(encoded + b"}")
 
 
 def encode_list_in_slices(
-    body: JsonBody, name: str, items: Iterable[JsonBody | str]
+    body: JsonBody,
+    name: str,
+    items: Iterable[JsonBody | str],
+    reserve: Reserve = _count_nothing,
 ) -> SlicedResult[bytes]:
     """Encode a body with items in its list `name`, which is empty in `body`.
 
@@ -177,7 +201,9 @@ def encode_list_in_slices(
     """
     entries = []
     for item in items:
-        entries.append(_encode(item))
+        entry = _encode(item)
+        reserve(len(entry) + 1)
+        entries.append(entry)
         yield
     # A text cannot contain the list: the quotes in it are escaped.
     before, empty, after = encode_body(body).partition(b'"%b":[]' % name.encode())

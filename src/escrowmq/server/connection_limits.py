@@ -79,6 +79,7 @@ class MemoryWatermark:
     def __init__(self, memory: ClientMemory) -> None:
         self.memory = memory
         self._held: set[LimitedConnection] = set()
+        self._dropped: set[LimitedConnection] = set()  # until they are closed
         self._enforced_total = 0  # to look at all connections only if something has changed
         self._limited_log = LimitedLog(log)
         self.closed_connections = 0
@@ -104,9 +105,10 @@ class MemoryWatermark:
             # Only connections own memory; the core knows them as peers.
             connection = cast(LimitedConnection, owner)
             excess -= count
-            if not connection.is_open:
-                continue  # it is being closed, and its bytes with it
+            if connection in self._dropped:
+                continue  # the event loop is about to close it
             if is_above_hard:
+                # Also one that is being closed: its client may never read the last responses.
                 self._close(connection, count, now_ms)
             elif connection not in self._held:
                 self._held.add(connection)
@@ -127,6 +129,7 @@ class MemoryWatermark:
 
     def connection_closed(self, connection: LimitedConnection) -> None:
         self._held.discard(connection)
+        self._dropped.discard(connection)
         self.memory.forget(connection)
 
     def _close(self, connection: LimitedConnection, count: int, now_ms: int) -> None:
@@ -141,6 +144,7 @@ class MemoryWatermark:
             uses,
         )
         self.closed_connections += 1
+        self._dropped.add(connection)
         connection.drop()
 
 

@@ -207,7 +207,7 @@ class RemotingServer:
         self.stop_reading()
         self.end_turn()
         for connection in list(self.connections):
-            connection.close()
+            connection.close_at_stop()
         await asyncio.sleep(0)
 
     def stop_reading(self) -> None:
@@ -331,6 +331,11 @@ class RemotingServer:
     def add_waiting(self, connection: ServerConnection, work: SlicedWork) -> None:
         """Go on with the work of a connection at the end of this turn, in slices."""
         self._waiting.add(work, origin=connection.origin)
+        self.schedule_turn()
+
+    def add_background_work(self, work: SlicedWork) -> None:
+        """Go on with work that no connection waits for at the end of this turn, in slices."""
+        self._waiting.add(work)
         self.schedule_turn()
 
     def connection_closed(self, connection: ServerConnection) -> None:

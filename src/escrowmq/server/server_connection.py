@@ -74,6 +74,7 @@ class ServerConnection(asyncio.Protocol):
         self._connection = server.new_connection()
         self._encode_send_response = server.send_response_encoder.encode
         self._transport: asyncio.Transport | None = None
+        self._has_tls = False
         self._portion_bytes = PORTION_BYTES
         self._outgoing: list[Body] = []  # responses of this turn
         # Of the responses of this turn; those to sends, which are short, are not counted.
@@ -82,6 +83,7 @@ class ServerConnection(asyncio.Protocol):
         self._unsent_bytes = 0
         self._is_write_paused = False
         self._is_held = False
+        self._closes_when_sent = False  # nothing more is read, and responses are sent to the end
         self._is_silent = True  # no complete request has arrived yet
         self._has_account = False
         self._pending_calls: dict[Call, _PendingCall] = {}
@@ -108,18 +110,20 @@ class ServerConnection(asyncio.Protocol):
         self.address = f"{address[0]}:{address[1]}"
         self.origin = host_of(self.address)
         self.peer_host = encode_host(address[0].partition("%")[0], address[1])
-        has_tls = transport.get_extra_info("sslcontext") is not None
-        if has_tls:
+        self._has_tls = transport.get_extra_info("sslcontext") is not None
+        if self._has_tls:
             self._portion_bytes = TLS_PORTION_BYTES
         self._transport.set_write_buffer_limits(high=self._portion_bytes)
         if self._server.admit(self):
-            own_bytes = TLS_CONNECTION_BYTES if has_tls else CONNECTION_BYTES
+            own_bytes = TLS_CONNECTION_BYTES if self._has_tls else CONNECTION_BYTES
             self._server.memory.add(self, MemoryUse.CONNECTIONS, own_bytes)
         else:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         server, connection = self._server, self._connection
+        if self._closes_when_sent:
+            return  # received before reading could be paused
         try:
             connection.receive(data)
             server.schedule_turn()
@@ -196,6 +200,15 @@ class ServerConnection(asyncio.Protocol):
         log.info("connection closed peer=%s: %s", self.address, error)
         self.close()
 
+    def eof_received(self) -> bool:
+        """Let a client that sends no more read its responses. Return whether to stay open."""
+        if self._has_tls:  # it cannot be open in one direction only
+            self._discard()
+            self._server.update_unsent(self)
+            return False
+        self.close()
+        return True
+
     def _update_partial(self) -> None:
         if self._connection.partial_frame != self.partial:
             before, self.partial = self.partial, self._connection.partial_frame
@@ -222,7 +235,9 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        should_read = not (self._is_held or self._has_waiting_events or self.is_congested)
+        should_read = not (
+            self._closes_when_sent or self._is_held or self._has_waiting_events or self.is_congested
+        )
         if should_read and not transport.is_reading():
             transport.resume_reading()
         elif not should_read and transport.is_reading():
@@ -356,7 +371,7 @@ class ServerConnection(asyncio.Protocol):
         if not self.can_send:
             return False
         try:
-            self.write(self._connection.send_oneway(code, fields, body))
+            self.write_pieces(self._connection.send_oneway_in_parts(code, fields, body))
         except NotSent:
             return False
         return True
@@ -457,9 +472,24 @@ class ServerConnection(asyncio.Protocol):
                 remaining -= len(piece)
             self._unsent_bytes -= self._portion_bytes - remaining
             transport.writelines(portion)
+        if self._closes_when_sent and not unsent:
+            transport.close()
 
     def close(self) -> None:
-        """Close the connection after the client has read its responses."""
+        """Read nothing more, and close the connection when the client has read its responses.
+
+        They stay in our own queue until then. In the transport they could not be counted, and a
+        client that never reads them would keep them there.
+        """
+        self._closes_when_sent = True
+        self.flush()
+        if self._transport is not None and not self._unsent:
+            self._transport.close()
+        self._server.update_unsent(self)
+        self._update_reading()
+
+    def close_at_stop(self) -> None:
+        """Hand all responses to the transport and close the connection: the server stops."""
         if self._transport is not None:
             self.flush()
             if self._unsent and not self._transport.is_closing():

@@ -21,6 +21,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from escrowmq.config import DelayConfig, StoreConfig
 from escrowmq.errors import (
     CorruptRecord,
@@ -154,7 +156,7 @@ class StoreReader:
     ) -> list[StoredRecord]:
         """Return records of a topic with a key or unique key, the newest first."""
         limits = {"count_max": count_max, "begin_ms": begin_ms, "end_ms": end_ms}
-        return run_to_end(self.search_by_key(topic, key, **limits))
+        return run_to_end(self.search_by_key(topic, key, with_bodies=True, **limits))
 
     def search_by_key(
         self,
@@ -164,8 +166,12 @@ class StoreReader:
         count_max: int = 32,
         begin_ms: int = 0,
         end_ms: int = _TIME_MAX_MS,
+        with_bodies: bool = True,
     ) -> SlicedResult[list[StoredRecord]]:
-        """Do the same as `find_by_key` in slices: many keys may have the hash of this one."""
+        """Do the same as `find_by_key` in slices: many keys may have the hash of this one.
+
+        Without bodies the records are short, and many searches can go on at the same time.
+        """
         key_bytes = key.encode()
         matching: list[StoredRecord] = []
         for log_offset in self._index.find_in_slices(topic, key_bytes, begin_ms, end_ms):
@@ -181,6 +187,8 @@ class StoreReader:
             if self._queues.deleted_topics.is_deleted(topic, record.log_offset):
                 continue
             if record.topic == topic and key_bytes in keys and in_window:
+                if not with_bodies:
+                    record = msgspec.structs.replace(record, body=b"")
                 matching.append(record)
                 if len(matching) >= min(count_max, RESULTS_MAX):
                     break

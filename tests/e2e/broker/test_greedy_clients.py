@@ -221,6 +221,51 @@ def key_value_settings(target: Target) -> Generator[None]:
                 yield
 
 
+def key_queries_of_long_messages(target: Target) -> Generator[None]:
+    """Search for a key of many long messages, on many connections at once."""
+    with ExitStack() as stack:
+        filler = stack.enter_context(target.connect())
+        filler.create_topic("long", queues=1)
+        for _ in range(32):
+            filler.send("long", b"x" * 2_000_000, {"KEYS": "same"})
+        fields = {"topic": "long", "key": "same", "maxNum": 1_000_000}
+        fields |= {"beginTimestamp": 0, "endTimestamp": 1 << 62}
+        clients = target.connect_many(stack, 30)
+        for client in clients:
+            client.send_request(12, fields, b"", flag=0)
+        for client in clients:
+            with suppress(ConnectionError):  # the broker closes the greediest
+                client.receive_frame()
+            yield
+
+
+def statistics_of_many_queues(target: Target) -> Generator[None]:
+    """Request the offsets of very many queues, on many connections at once."""
+    with ExitStack() as stack:
+        filler = stack.enter_context(target.connect())
+        filler.create_topic("wide", queues=65_536)
+        clients = target.connect_many(stack, 25)
+        for client in clients:
+            client.send_request(202, {"topic": "wide"}, b"", flag=0)
+        for client in clients:
+            with suppress(ConnectionError):
+                client.receive_frame()
+            yield
+
+
+def reset_of_many_queues(target: Target) -> Generator[None]:
+    """Let many members of a group be told of a reset of very many queues."""
+    with ExitStack() as stack:
+        operator = stack.enter_context(target.connect())
+        operator.create_topic("wide", queues=65_536)
+        operator.create_group("greedy")
+        for number, client in enumerate(target.connect_many(stack, 100)):
+            client.request(34, body=heartbeat_body(f"c{number}", ["greedy"]))
+        fields = {"topic": "wide", "group": "greedy", "timestamp": -1, "isForce": "true"}
+        operator.request(222, fields)
+        yield
+
+
 ATTACKS: tuple[Attack, ...] = (
     long_client_ids,
     long_group_names,
@@ -236,6 +281,9 @@ ATTACKS: tuple[Attack, ...] = (
     incomplete_requests,
     registrations,
     key_value_settings,
+    key_queries_of_long_messages,
+    statistics_of_many_queues,
+    reset_of_many_queues,
 )
 
 
@@ -336,6 +384,23 @@ def test_a_probe_gets_through_half_sent_requests(has_tls: bool, tmp_path: Path) 
                 url = f"{'https' if has_tls else 'http'}://{address}/health/live"
                 with urllib.request.urlopen(url, timeout=WAIT_S, context=tls) as response:
                     assert response.read() == b"ok\n"
+
+
+def test_the_metrics_port_keeps_nothing_of_long_requests(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    conf = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
+    headers = b"".join(b"h%d: %b\r\n" % (number, b"x" * 8_000) for number in range(200))
+    with Server(tmp_path, conf=conf) as server:
+        before_bytes = anonymous_memory(server.pid)
+        for _ in range(300):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+            with connection, suppress(ConnectionError):  # the server reads no more
+                connection.sendall(b"GET /health/live HTTP/1.1\r\n" + headers)
+        url = f"http://127.0.0.1:{port}/health/live"
+        with urllib.request.urlopen(url, timeout=WAIT_S) as response:
+            assert response.read() == b"ok\n"
+        grown = (anonymous_memory(server.pid) - before_bytes) // MIB
+        assert grown <= 64, f"the broker took {grown} MiB more"
 
 
 @pytest.mark.nightly

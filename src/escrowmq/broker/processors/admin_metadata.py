@@ -40,6 +40,7 @@ from escrowmq.broker.metadata import (
     check_topic_name,
     is_valid_group_name,
 )
+from escrowmq.client_memory import name_error
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import BrokenBody, RequestRefused, StoreError
 from escrowmq.message.names import is_closed_group, is_closed_topic, is_system_group
@@ -73,6 +74,7 @@ from escrowmq.store.store import MessageStore
 
 QUEUES_MAX: Final = 65_536
 ATTRIBUTES_MAX: Final = 100
+TOPIC_FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")  # as in RocketMQ
 PENDING_DELETIONS_MAX: Final = 1_000
 # Part of a change may be durable, so no error may say that nothing happened.
 CHANGE_ERRORS: Final[ErrorCodes] = {StoreError: ResponseCode.SYSTEM_ERROR}
@@ -126,6 +128,11 @@ class MetadataAdmin:
         if not 0 <= fields.perm <= 7:
             raise _invalid_parameter(
                 f"perm {fields.perm} is not valid: 2 is write, 4 is read, 6 is both"
+            )
+        if fields.topic_filter_type not in TOPIC_FILTER_TYPES:
+            raise _invalid_parameter(
+                f"topicFilterType {fields.topic_filter_type[:100]!r} is none of "
+                f"{', '.join(TOPIC_FILTER_TYPES)}"
             )
         existing = self._topics.find(fields.topic)
         config = TopicConfig(
@@ -357,6 +364,8 @@ def _update_attributes(attributes: dict[str, str], text: str | None) -> dict[str
     updated = dict(attributes)
     for part in filter(None, (text or "").split(",")):
         name, equals, value = part[1:].partition("=")
+        if error := name_error("an attribute's name", name) or name_error("an attribute", value):
+            raise _invalid_parameter(error)
         if part[0] == "+" and equals and name:
             updated[name] = value
         elif part[0] == "-" and name and not equals:
