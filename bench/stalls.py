@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import tempfile
 import time
 import zlib
@@ -20,11 +21,18 @@ from typing import Any
 
 from bench.broker import ResultTable
 from bench.measure import Plan
+from escrowmq.auth.acl import parse_rules
+from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.broker import Broker
+from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.processors.admin_metadata import QUEUES_MAX
 from escrowmq.config import Config, ConsumeConfig
+from escrowmq.consume.members import ConsumerGroupSettings, GroupClient
+from escrowmq.escrow.coordinator import DECISION_HALVES_MAX
 from escrowmq.message.batch import BATCH_MESSAGES_MAX, BULK_MESSAGES_MAX, BatchItem, encode_batch
 from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.message.record import NewRecord
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.namesrv.name_server import NameServer
 from escrowmq.remoting import headers, headers_admin
 from escrowmq.remoting.bodies import (
@@ -33,22 +41,27 @@ from escrowmq.remoting.bodies import (
     HalfPositions,
     encode_body,
 )
-from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.codes import JSON, RequestCode
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Request
 from escrowmq.sliced_work import SliceScheduler
+from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.store import MessageStore
 from tests.support.broker_requests import FakeChannel, new_request, pull_request, send_request
 from tests.support.escrows import half_request
+from tests.support.signing import signature
 from tests.support.stores import HOST
 
 COLUMNS = ("request", "longest stall", "slices", "goal: at most 50 ms")
 GOAL_MS = 50.0
 NOW_MS = 1_700_000_000_000
 MANY = 10_000
-FEW = 200  # each is a file
+FILES = 2_000
+MEMBERS = 100_000
 COLLIDING = 20_000
+KEY, SECRET = "bench-key", "bench-secret"
+RULES = f"accounts: [{{accessKey: {KEY}, secretKey: {SECRET}, defaultTopicPerm: PUB}}]"
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,12 @@ class StallBench:
 
     def __init__(self, directory: Path) -> None:
         self.disk = RealDisk(directory)
+        self.channel = FakeChannel()
+        self.channels: list[FakeChannel] = []
+        self._waiting = SliceScheduler(time.thread_time)
+        self._open()
+
+    def _open(self, validator: AccessValidator | None = None) -> None:
         config = Config()
         self.store = MessageStore.open(self.disk, config.store, store_host=HOST)
         self.broker = Broker(
@@ -71,10 +90,14 @@ class StallBench:
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             store_host=HOST,
             elapsed_s=time.thread_time,
+            access_validator=validator,
         )
         self.broker.pull_processor.config = ConsumeConfig(filters_by_sql=True)
-        self.channel = FakeChannel()
-        self._waiting = SliceScheduler(time.thread_time)
+
+    def restart_with_rules(self) -> None:
+        """Restart the broker; from now on requests must be signed."""
+        self.store.close()
+        self._open(AccessValidator(parse_rules(RULES)))
 
     def run(self, *requests: Request[Any], channel: FakeChannel | None = None) -> Stall:
         """Handle requests and all that follows from them. Return the longest step."""
@@ -110,6 +133,23 @@ class StallBench:
             if is_done:
                 break
         return Stall(max(taken), len(taken))
+
+    def close_channels(self) -> Stall:
+        """Close all channels, as an event loop may do it before anything else."""
+        began = time.thread_time()
+        for channel in self.channels:
+            self.broker.channel_closed(channel)
+        taken = [(time.thread_time() - began) * 1000]
+        is_left = True
+        while is_left:
+            began = time.thread_time()
+            is_left = self.broker.end_turn(NOW_MS)
+            taken.append((time.thread_time() - began) * 1000)
+        return Stall(max(taken), len(taken))
+
+    def new_channel(self) -> FakeChannel:
+        self.channels.append(FakeChannel(f"127.0.0.1:{41_000 + len(self.channels)}"))
+        return self.channels[-1]
 
     def fill(self, records: Iterator[NewRecord]) -> None:
         while part := list(itertools.islice(records, 1_000)):
@@ -158,6 +198,13 @@ def heartbeat_of_subscriptions(bench: StallBench) -> Stall:
     return heartbeat(bench, b'{"clientID":"c","consumerDataSet":[%b]}' % groups)
 
 
+def heartbeat_of_tags(bench: StallBench) -> Stall:
+    tags = b"||".join(b"%05x" % number for number in range(7_000))
+    items = b",".join(b'{"topic":"t%d","subString":"%b"}' % (number, tags) for number in range(10))
+    group = b'{"groupName":"g","subscriptionDataSet":[%b]}' % items
+    return heartbeat(bench, b'{"clientID":"c","consumerDataSet":[%b]}' % group)
+
+
 def heartbeat_of_rubbish(bench: StallBench) -> Stall:
     return heartbeat(
         bench, b'{"clientID":"c","x":[%b1]}' % (b"[]," * (HEARTBEAT_BYTES_MAX // 3 - 20))
@@ -193,19 +240,45 @@ def sql_expression(bench: StallBench) -> Stall:
     return bench.run(pull_request("T", subscription=expression, expression_type="SQL92"))
 
 
+def _colliding_keys(count: int = COLLIDING) -> list[str]:
+    # "Aa" and "BB" have the same hash in Java, so all these keys have.
+    keys = itertools.product(("Aa", "BB"), repeat=15)
+    return ["".join(parts) for parts in itertools.islice(keys, count)]
+
+
 def key_query(bench: StallBench) -> Stall:
     bench.run(send_request("T"))
-    # "Aa" and "BB" have the same hash in Java, so all these keys have.
-    keys = ("".join(parts).encode() for parts in itertools.product(("Aa", "BB"), repeat=15))
     bench.fill(
-        NewRecord("T", 0, b"x" * 1_000, b"KEYS\x01%b\x02" % key)
-        for key in itertools.islice(keys, COLLIDING)
+        NewRecord("T", 0, b"x" * 1_000, b"KEYS\x01%b\x02" % key.encode())
+        for key in _colliding_keys()
     )
     bench.store.checkpoint()
     fields = headers.QueryMessage(
         topic="T", key="BB" * 15, max_num=64, begin_timestamp=0, end_timestamp=1 << 60
     )
     return bench.run(new_request(RequestCode.QUERY_MESSAGE, fields))
+
+
+def show_transaction(bench: StallBench) -> Stall:
+    bench.run(send_request("T"))
+    keys = _colliding_keys()
+    for number in range(0, len(keys), 1_000):
+        bench.run(*(half_request(key) for key in keys[number : number + 1_000]))
+    bench.store.checkpoint()
+    fields = headers.TransactionHeader(transaction_id=keys[0])
+    return bench.run(new_request(RequestCode.SHOW_TRANSACTION, fields))
+
+
+def send_back(bench: StallBench) -> Stall:
+    keys = _colliding_keys()
+    bench.run(send_request("T", properties=f"UNIQ_KEY\x01{keys[0]}\x02"))
+    bench.fill(
+        NewRecord("SCHEDULE_TOPIC_XXXX", 17, b"x" * 1_000, b"UNIQ_KEY\x01%b\x02" % key.encode())
+        for key in keys[1:]
+    )
+    bench.store.checkpoint()
+    fields = headers.ConsumerSendMessageBack(offset=0, group="g", delay_level=1)
+    return bench.run(new_request(RequestCode.CONSUMER_SEND_MSG_BACK, fields))
 
 
 def batch(bench: StallBench) -> Stall:
@@ -225,25 +298,37 @@ def bulk_batch(bench: StallBench) -> Stall:
     return bench.run(send_request("T", body, batch=True))
 
 
-def wake_up(bench: StallBench) -> Stall:
+def batch_to_new_topic(bench: StallBench) -> Stall:
+    body = encode_batch(
+        BatchItem(0, b"x", b"TAGS\x01a\x02UNIQ_KEY\x01%d\x02" % number)
+        for number in range(BATCH_MESSAGES_MAX)
+    )
+    return bench.run(send_request("new", body, batch=True))
+
+
+def _hold_pulls(bench: StallBench, wait_ms: int) -> None:
     bench.run(send_request("T"))
-    for client in range(10):
-        channel = FakeChannel(f"127.0.0.1:{50_000 + client}")
+    for _ in range(10):
+        channel = bench.new_channel()
         for _ in range(MANY):
-            bench.broker.handle(
-                channel, pull_request("T", 1, suspend_timeout_millis=100_000), NOW_MS
-            )
+            pull = pull_request("T", 1, suspend_timeout_millis=wait_ms)
+            bench.broker.handle(channel, pull, NOW_MS)
     assert bench.broker.pull_processor.held_count > MANY
+
+
+def wake_up(bench: StallBench) -> Stall:
+    _hold_pulls(bench, 100_000)
     return bench.run(send_request("T"))
 
 
 def expire_pulls(bench: StallBench) -> Stall:
-    bench.run(send_request("T"))
-    for client in range(10):
-        channel = FakeChannel(f"127.0.0.1:{50_000 + client}")
-        for _ in range(MANY):
-            bench.broker.handle(channel, pull_request("T", 1), NOW_MS)
+    _hold_pulls(bench, 1_000)
     return bench.tick(NOW_MS + 100_000)
+
+
+def close_with_pulls(bench: StallBench) -> Stall:
+    _hold_pulls(bench, 100_000)
+    return bench.close_channels()
 
 
 def _topic_of_many_queues(bench: StallBench, count: int = MANY) -> None:
@@ -267,36 +352,143 @@ def consume_stats(bench: StallBench) -> Stall:
     return bench.run(new_request(RequestCode.GET_CONSUME_STATS, fields))
 
 
+def time_spans(bench: StallBench) -> Stall:
+    _topic_of_many_queues(bench, QUEUES_MAX)
+    fields = headers_admin.TopicGroupHeader(topic="T", group="g")
+    return bench.run(new_request(RequestCode.QUERY_CONSUME_TIME_SPAN, fields))
+
+
 def reset_offsets(bench: StallBench) -> Stall:
-    _topic_of_many_queues(bench)
+    _topic_of_many_queues(bench, QUEUES_MAX)
     bench.run(pull_request("T"))
     fields = headers_admin.ResetOffset(topic="T", group="g", timestamp=0, is_force=True)
     return bench.run(new_request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields))
 
 
+def queue_entries(bench: StallBench) -> Stall:
+    bench.run(send_request("T"))
+    bench.fill(NewRecord("T", 0, b"x") for _ in range(MANY))
+    fields = headers_admin.QueryConsumeQueue(topic="T", queue_id=0, index=0, count=MANY)
+    return bench.run(new_request(RequestCode.QUERY_CONSUME_QUEUE, fields))
+
+
 def delete_topic(bench: StallBench) -> Stall:
-    _topic_of_many_queues(bench, FEW)
+    _topic_of_many_queues(bench, FILES)
     bench.store.checkpoint()
     fields = headers_admin.TopicHeader(topic="T")
     return bench.run(new_request(RequestCode.DELETE_TOPIC_IN_BROKER, fields))
 
 
-def end_transactions(bench: StallBench) -> Stall:
+def _offsets_of_many_topics(bench: StallBench) -> None:
+    """Let a group have offsets of many topics, and other groups of as many more."""
+    for number in range(MANY):
+        config = TopicConfig(topic_name=f"T{number}", read_queue_nums=4, write_queue_nums=4)
+        bench.broker.topics.put(config, now_ms=NOW_MS)
+        for group in ("g", "g1", "g2"):
+            for queue_id in range(4):
+                bench.broker.offsets.commit(f"T{number}", group, queue_id, number)
+            bench.broker.counters.record_pull(f"T{number}", group, 1, 100)
+    for group in ("g", "g1", "g2"):
+        bench.broker.groups.put(GroupConfig(group_name=group), now_ms=NOW_MS)
+    bench.broker.save_offsets()
+
+
+def clone_offsets(bench: StallBench) -> Stall:
+    _offsets_of_many_topics(bench)
+    fields = headers_admin.CloneGroupOffset(src_group="g", dest_group="new")
+    return bench.run(new_request(RequestCode.CLONE_GROUP_OFFSET, fields))
+
+
+def delete_group(bench: StallBench) -> Stall:
+    _offsets_of_many_topics(bench)
+    fields = headers_admin.DeleteGroup(group_name="g", clean_offset=True)
+    return bench.run(new_request(RequestCode.DELETE_SUBSCRIPTIONGROUP, fields))
+
+
+def broker_consume_stats(bench: StallBench) -> Stall:
+    _offsets_of_many_topics(bench)
+    fields = headers_admin.GetBrokerConsumeStats(is_order=False)
+    return bench.run(new_request(RequestCode.GET_BROKER_CONSUME_STATS, fields))
+
+
+def runtime_info(bench: StallBench) -> Stall:
+    _offsets_of_many_topics(bench)
+    return bench.run(new_request(RequestCode.GET_BROKER_RUNTIME_INFO, headers.NoFields()))
+
+
+def list_topics(bench: StallBench) -> Stall:
+    _offsets_of_many_topics(bench)
+    return bench.run(new_request(RequestCode.GET_ALL_TOPIC_CONFIG, headers.NoFields()))
+
+
+def _join(bench: StallBench) -> None:
+    """Let many clients join one consumer group and one producer group."""
+    for _ in range(MEMBERS // MANY):
+        for number in range(MANY):
+            if number % 1_000 == 0:
+                channel = bench.new_channel()
+            client_id = f"{channel.address}@{number}"
+            client: GroupClient[Channel] = GroupClient(client_id=client_id, channel=channel)
+            bench.broker.producers.heartbeat("p", client, now_ms=NOW_MS)
+            bench.broker.consumers.heartbeat(
+                "g", client, settings=ConsumerGroupSettings(), subscriptions=[], now_ms=NOW_MS
+            )
+
+
+def list_members(bench: StallBench) -> Stall:
+    _join(bench)
+    fields = headers.ConsumerGroupHeader(consumer_group="g")
+    return bench.run(new_request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, fields))
+
+
+def list_connections(bench: StallBench) -> Stall:
+    _join(bench)
+    fields = headers.ConsumerGroupHeader(consumer_group="g")
+    return bench.run(new_request(RequestCode.GET_CONSUMER_CONNECTION_LIST, fields))
+
+
+def list_producers(bench: StallBench) -> Stall:
+    _join(bench)
+    return bench.run(new_request(RequestCode.GET_ALL_PRODUCER_INFO, headers.NoFields()))
+
+
+def expire_members(bench: StallBench) -> Stall:
+    _join(bench)
+    return bench.tick(NOW_MS + 1_000_000)
+
+
+def close_members(bench: StallBench) -> Stall:
+    _join(bench)
+    return bench.close_channels()
+
+
+def _park(bench: StallBench, count: int) -> None:
     bench.run(send_request("T"))
-    for number in range(0, 2 * MANY, 1_000):
+    for number in range(0, count, 1_000):
         bench.run(*(half_request(f"k{number + index}") for index in range(1_000)))
+
+
+def end_transactions(bench: StallBench) -> Stall:
+    """End as many as one request may, with access rules."""
+    _park(bench, DECISION_HALVES_MAX)
+    bench.restart_with_rules()
     halves = bench.broker.transactions.coordinator.halves
     positions = [(half.queue_offset, half.log_offset) for half in halves]
     group = next(iter(halves)).group
     fields = headers.EndTransactions(producer_group=group, commit_or_rollback=8)
     body = encode_body(HalfPositions(halves=positions))
-    return bench.run(new_request(RequestCode.END_TRANSACTIONS, fields, body))
+    return bench.run(_signed(new_request(RequestCode.END_TRANSACTIONS, fields, body)))
+
+
+def _signed(request: Request[Any]) -> Request[Any]:
+    fields = {"AccessKey": KEY}
+    fields["Signature"] = signature(SECRET, fields, bytes(request.body))
+    command = {"code": request.head.code, "language": "JAVA", "version": 401, "extFields": fields}
+    return Request(request.head, request.body, JSON, json.dumps(command).encode())
 
 
 def list_transactions(bench: StallBench) -> Stall:
-    bench.run(send_request("T"))
-    for number in range(0, 2 * MANY, 1_000):
-        bench.run(*(half_request(f"k{number + index}") for index in range(1_000)))
+    _park(bench, 2 * MANY)
     fields = headers.ListTransactions(count_max=2_000, group="nobody")
     return bench.run(new_request(RequestCode.LIST_TRANSACTIONS, fields))
 
@@ -316,7 +508,7 @@ def _run_name_server(name_server: NameServer, code: int, fields: Header, body: b
     scheduler = SliceScheduler(time.thread_time)
 
     def work() -> Any:
-        yield from name_server.handle_in_slices(request, object(), now_ms=NOW_MS)
+        yield from name_server.handle_in_slices(request, FakeChannel(), now_ms=NOW_MS)
 
     scheduler.add(work())
     is_left = True
@@ -372,21 +564,38 @@ def topic_list(bench: StallBench) -> Stall:
 CASES: Sequence[Case] = (
     ("HEART_BEAT, 900 new groups", heartbeat_of_groups),
     ("HEART_BEAT, 4,000 subscriptions", heartbeat_of_subscriptions),
+    ("HEART_BEAT, 10 subscriptions to 7,000 tags", heartbeat_of_tags),
     ("HEART_BEAT, 512 KiB of empty lists", heartbeat_of_rubbish),
     ("HEART_BEAT, 16 MB: refused", heartbeat_too_long),
     ("LOCK_BATCH_MQ, 1 MiB", lock),
     ("PULL_MESSAGE, 100 with 900 SQL92 conditions, none matches", sql_pulls),
     ("PULL_MESSAGE, a new SQL92 expression of 1,000 conditions", sql_expression),
     (f"QUERY_MESSAGE, {COLLIDING:,} keys with one hash", key_query),
+    (f"SHOW_TRANSACTION, {COLLIDING:,} keys with one hash", show_transaction),
+    (f"CONSUMER_SEND_MSG_BACK, {COLLIDING:,} keys with one hash", send_back),
     (f"SEND_BATCH_MESSAGE, {BATCH_MESSAGES_MAX:,} messages with tags", batch),
+    (f"SEND_BATCH_MESSAGE, {BATCH_MESSAGES_MAX:,} messages, a new topic", batch_to_new_topic),
     (f"SEND_BATCH_MESSAGE, {BULK_MESSAGES_MAX:,} messages as one run", bulk_batch),
     (f"SEND_MESSAGE that wakes {10 * MANY:,} pulls", wake_up),
     (f"expiry of {10 * MANY:,} pulls", expire_pulls),
+    (f"10 connections with {10 * MANY:,} pulls close", close_with_pulls),
     (f"GET_TOPIC_STATS_INFO, {MANY:,} queues", topic_stats),
     (f"GET_CONSUME_STATS, {MANY:,} queues", consume_stats),
-    (f"INVOKE_BROKER_TO_RESET_OFFSET, {MANY:,} queues", reset_offsets),
-    (f"DELETE_TOPIC_IN_BROKER, {FEW:,} queues", delete_topic),
-    (f"END_TRANSACTIONS, {2 * MANY:,} halves", end_transactions),
+    (f"GET_BROKER_CONSUME_STATS, 3 groups, {MANY:,} topics", broker_consume_stats),
+    (f"GET_BROKER_RUNTIME_INFO beside {MANY:,} topics", runtime_info),
+    (f"GET_ALL_TOPIC_CONFIG, {MANY:,} topics", list_topics),
+    (f"QUERY_CONSUME_TIME_SPAN, {QUEUES_MAX:,} queues", time_spans),
+    (f"INVOKE_BROKER_TO_RESET_OFFSET, {QUEUES_MAX:,} queues", reset_offsets),
+    (f"CLONE_GROUP_OFFSET, {MANY:,} topics", clone_offsets),
+    (f"DELETE_SUBSCRIPTIONGROUP, offsets of {MANY:,} topics", delete_group),
+    (f"QUERY_CONSUME_QUEUE, {MANY:,} entries", queue_entries),
+    (f"DELETE_TOPIC_IN_BROKER, {FILES:,} queues", delete_topic),
+    (f"GET_CONSUMER_LIST_BY_GROUP, {MEMBERS:,} members", list_members),
+    (f"GET_CONSUMER_CONNECTION_LIST, {MEMBERS:,} members", list_connections),
+    (f"GET_ALL_PRODUCER_INFO, {MEMBERS:,} members", list_producers),
+    (f"expiry of {2 * MEMBERS:,} members", expire_members),
+    (f"100 connections with {2 * MEMBERS:,} members close", close_members),
+    (f"END_TRANSACTIONS with access rules, {DECISION_HALVES_MAX:,} halves", end_transactions),
     (f"LIST_TRANSACTIONS, none of {2 * MANY:,} matches", list_transactions),
     (f"SEND_MESSAGE that creates a topic beside {MANY:,}", unknown_topics),
     ("REGISTER_BROKER, 90,000 topics", registration),

@@ -1,6 +1,6 @@
 """The hot path of EscrowMQ's broker. native/README.md explains the boundary."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 INTERFACE_VERSION: Final[int]
@@ -108,7 +108,7 @@ class Batch:
     @property
     def queues(self) -> list[tuple[str, int]]: ...
     def encode(
-        self, log_end: int, segment_bytes: int, stored_ms: int, next_offsets: list[int]
+        self, log_end: int, segment_bytes: int, stored_ms: int, next_offsets: Sequence[int]
     ) -> None: ...
     @property
     def pieces(self) -> list[tuple[int, memoryview]]: ...
@@ -168,7 +168,5 @@ def link_entries(
     first: int,
     slots: bytes,
 ) -> LinkedEntries: ...
-def plan_words(
-    words: bytes, page_bytes: int, dense_bytes: int
-) -> list[tuple[int, int, bytes]]: ...
+def plan_words(words: bytes, page_bytes: int, dense_bytes: int) -> list[tuple[int, int, bytes]]: ...
 def merge_words(content: bytearray, begin: int, words: bytes) -> None: ...

@@ -1,9 +1,10 @@
 """How many bytes the server keeps for each client connection, and in all.
 
 What outlives the request that brought it is counted here, by the table that keeps it: incomplete
-requests, unsent responses, held pulls, members of groups, subscriptions, registrations. The counts
-are estimates of what the objects take. Locks and calls that wait for a client are limited by number
-and are not counted.
+requests, unsent responses, held pulls, members of groups, subscriptions, locks, calls that wait for
+a client, registrations, and what a request collects over many turns. The counts are estimates of
+what the objects take, rounded up; `tests/unit/test_memory_estimates.py` compares them with what is
+measured.
 
     reserve()   before something is kept at a client's wish; refuses the greedy with TableFull
     add()       for what is there already, such as the bytes of an incomplete request
@@ -13,8 +14,9 @@ and are not counted.
 There are three limits. One connection may reserve up to `connection_max`. Above `soft_max` in all,
 a connection that has more than its fair share gets nothing more. Above `hard_max`, the connections
 that have most are closed; `server/connection_limits.py` does this and stops reading from the greedy
-before it comes to that. A connection below FAIR_BYTES_MIN is never refused: honest clients are
-small, and are served while others are greedy.
+before it comes to that. A connection has more than its share if it exceeds an equal part of the
+memory, and all connections of its account or host together do too (`fair_shares.py`). One below
+FAIR_BYTES_MIN is never refused: honest clients are small, and are served while others are greedy.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
 from escrowmq.errors import TableFull
+from escrowmq.fair_shares import FairShares
 from escrowmq.peer import Peer
 
 FAIR_BYTES_MIN: Final = 256 << 10
 SOFT_PERCENT: Final = 75  # of the hard limit
 NAME_BYTES_MAX: Final = 255  # of a client id, a group and every other name that is kept
+_TEXT_BYTES: Final = 96  # of an empty str; sys.getsizeof says 49 to 80, before it is rounded
 
 
 class MemoryUse(enum.IntEnum):
@@ -43,6 +48,9 @@ class MemoryUse(enum.IntEnum):
     MEMBERS = 5
     SUBSCRIPTIONS = 6
     REGISTRATIONS = 7  # of brokers, at the name server
+    QUEUE_LOCKS = 8
+    PENDING_CALLS = 9  # requests that the server has sent to a client for another one
+    RESULTS = 10  # of requests that are being handled in slices
 
     @property
     def label(self) -> str:
@@ -64,25 +72,19 @@ class MemoryLimits:
 UNLIMITED: Final = MemoryLimits(connection_max=1 << 62, hard_max=1 << 62)
 
 
-class _Account:
-    """The bytes of one connection."""
-
-    __slots__ = ("by_use", "total")
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.by_use = [0] * len(MemoryUse)
-
-
 class ClientMemory:
     """The bytes that are kept for all connections of a process."""
 
     def __init__(self, limits: MemoryLimits = UNLIMITED) -> None:
         self.limits = limits
-        self.total = 0
+        self._shares: FairShares[Peer] = FairShares()
         self._by_use = [0] * len(MemoryUse)
-        self._accounts: dict[Peer, _Account] = {}
+        self._uses: dict[Peer, list[int]] = {}  # the bytes of each connection, by use
         self.refused = 0  # reservations
+
+    @property
+    def total(self) -> int:
+        return self._shares.total
 
     def reserve(
         self, owner: Peer, use: MemoryUse, count: int, *, ignores_connection_max: bool = False
@@ -96,7 +98,7 @@ class ClientMemory:
                 f"the server would keep {owner_bytes} bytes for this connection, the limit is "
                 f"{limits.connection_max} (escrowConnectionInFlightBytesMax)"
             )
-        if self.total + count > limits.soft_max and owner_bytes > self.fair_bytes():
+        if self.total + count > limits.soft_max and self.is_greedy(owner, count):
             self.refused += 1
             raise TableFull(
                 f"the server keeps {self.total} bytes for its clients, which is close to the limit "
@@ -107,51 +109,54 @@ class ClientMemory:
 
     def add(self, owner: Peer, use: MemoryUse, count: int) -> None:
         """Count bytes that are kept. A negative count releases them."""
-        account = self._accounts.get(owner)
-        if account is None:
-            account = self._accounts[owner] = _Account()
-        account.by_use[use] += count
-        account.total += count
+        uses = self._uses.get(owner)
+        if uses is None:
+            uses = self._uses[owner] = [0] * len(MemoryUse)
+        uses[use] += count
         self._by_use[use] += count
-        self.total += count
+        self._shares.add(owner, count)
 
     def release(self, owner: Peer, use: MemoryUse, count: int) -> None:
         """Stop counting bytes. An owner that was forgotten has none."""
-        if owner in self._accounts:
+        if owner in self._uses:
             self.add(owner, use, -count)
 
     def set(self, owner: Peer, use: MemoryUse, count: int) -> None:
         """Count exactly so many bytes for this use of the owner."""
-        account = self._accounts.get(owner)
-        before = 0 if account is None else account.by_use[use]
+        uses = self._uses.get(owner)
+        before = 0 if uses is None else uses[use]
         if count != before:
             self.add(owner, use, count - before)
 
     def forget(self, owner: Peer) -> None:
         """Release everything that is counted for a closed connection."""
-        account = self._accounts.pop(owner, None)
-        if account is not None:
-            self.total -= account.total
-            for use, count in enumerate(account.by_use):
-                self._by_use[use] -= count
+        for use, count in enumerate(self._uses.pop(owner, ())):
+            self._by_use[use] -= count
+        self._shares.remove(owner)
+
+    def update_origin(self, owner: Peer) -> None:
+        """Count a connection under another origin, because its own has changed."""
+        self._shares.update_origin(owner)
 
     def bytes_of(self, owner: Peer) -> int:
-        account = self._accounts.get(owner)
-        return 0 if account is None else account.total
+        return self._shares.amount_of(owner)
 
     def bytes_for(self, use: MemoryUse) -> int:
         return self._by_use[use]
 
     def uses_of(self, owner: Peer) -> Iterator[tuple[MemoryUse, int]]:
         """Yield what is kept for a connection, by use."""
-        account = self._accounts.get(owner)
-        for use in MemoryUse if account is not None else ():
-            if account is not None and account.by_use[use]:
-                yield use, account.by_use[use]
+        for use, count in zip(MemoryUse, self._uses.get(owner, ()), strict=False):
+            if count:
+                yield use, count
 
-    def fair_bytes(self) -> int:
-        """Return what a connection may have while memory is short: an equal part of it."""
-        return max(FAIR_BYTES_MIN, self.limits.soft_max // max(1, len(self._accounts)))
+    def is_greedy(self, owner: Peer, count: int = 0) -> bool:
+        """Return whether a connection has more than its share of the memory, with `count` more."""
+        shares, soft_max = self._shares, self.limits.soft_max
+        fair_bytes = max(FAIR_BYTES_MIN, soft_max // max(1, len(shares)))
+        if shares.amount_of(owner) + count <= fair_bytes:
+            return False
+        return shares.origin_amount_of(owner) + count > soft_max // max(1, shares.origin_count)
 
     @property
     def is_above_soft(self) -> bool:
@@ -163,8 +168,44 @@ class ClientMemory:
 
     def greediest(self) -> list[tuple[Peer, int]]:
         """Return all connections with their bytes, the greediest first."""
-        owners = ((owner, account.total) for owner, account in self._accounts.items())
-        return sorted(owners, key=lambda item: item[1], reverse=True)
+        return self._shares.by_greed()
+
+
+def text_bytes(text: str) -> int:
+    """Return how many bytes a text takes, rounded up. Another copy of it takes as much again."""
+    # Other characters have up to four bytes, and up to four more in UTF-8, which Python may keep
+    # beside them. The number must not depend on whether it does: what is reserved is released.
+    return _TEXT_BYTES + len(text) * (1 if text.isascii() else 8)
+
+
+class Reservation:
+    """Bytes that are reserved little by little, and released together.
+
+    with Reservation(memory, channel, MemoryUse.RESULTS) as reservation:
+        reservation.add(len(row))
+    """
+
+    def __init__(self, memory: ClientMemory, owner: Peer, use: MemoryUse) -> None:
+        self._memory = memory
+        self._owner = owner
+        self._use = use
+        self._count = 0
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._memory.release(self._owner, self._use, self._count)
+
+    def add(self, count: int) -> None:
+        """Reserve more bytes. Raise TableFull if the owner may have no more."""
+        self._memory.reserve(self._owner, self._use, count)
+        self._count += count
 
 
 def name_error(field_name: str, name: str) -> str:

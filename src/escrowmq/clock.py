@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -113,6 +114,15 @@ class JumpDetector:
             return 0
         self.jumps += 1
         return change_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockReport:
+    """What was noticed about a wall clock."""
+
+    jumps: int = 0  # how often it was set, at the start or since
+    change_at_start_ms: int = 0  # by how much it was set since the process before this one
+    stored_ahead_ms: int = 0  # how far the newest message was stored in the future
 
 
 class ManualClock:

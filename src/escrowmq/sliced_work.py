@@ -11,6 +11,9 @@ Work may be dropped where it yields, for example when the client that wants the 
 it yields only where it has changed nothing yet, or where a part of its changes is valid by itself.
 
 A `SliceScheduler` runs such work in turn. It reads no clock itself: its owner hands in a function.
+
+New work takes turns with work that has had a slice. So what is done within one slice, which is most
+of it, does not wait for a slice of everything that takes long, however much of that there is.
 """
 
 from __future__ import annotations
@@ -35,8 +38,37 @@ SLICE_S: Final = 0.001
 TURN_S: Final = 0.002
 
 
+class _WorkByOrigin:
+    """Work that waits, by origin. The origins take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[SlicedWork]] = {}  # the first origin is next
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, origin: str, work: SlicedWork) -> None:
+        self._waiting.setdefault(origin, deque()).append(work)
+
+    def take(self) -> tuple[str, SlicedWork]:
+        """Remove and return the first work of the next origin, which is the last one then."""
+        origin = next(iter(self._waiting))
+        works = self._waiting.pop(origin)
+        work = works.popleft()
+        if works:
+            self._waiting[origin] = works
+        return origin, work
+
+
 class SliceScheduler:
-    """Runs work in slices, round robin: every piece of work gets a slice before one gets two."""
+    """Runs work in slices: new work in turn with old work, and each of them round robin.
+
+    Work may have an origin. Then every origin gets a slice before one gets two, so a client does
+    not get more time by opening more connections.
+    """
 
     def __init__(
         self, elapsed_s: Callable[[], float], *, slice_s: float = SLICE_S, turn_s: float = TURN_S
@@ -44,29 +76,34 @@ class SliceScheduler:
         self._elapsed_s = elapsed_s
         self._slice_s = slice_s
         self._turn_s = turn_s
-        self._waiting: deque[SlicedWork] = deque()
+        self._new = _WorkByOrigin()
+        self._old = _WorkByOrigin()  # what has had a slice and is not finished
+        self._is_next_old = False
 
     def __len__(self) -> int:
         """Return how many pieces of work are not finished."""
-        return len(self._waiting)
+        return len(self._new) + len(self._old)
 
-    def add(self, work: SlicedWork) -> None:
-        """Let work wait for its first slice, behind all other work."""
-        self._waiting.append(work)
+    def add(self, work: SlicedWork, *, origin: str = "") -> None:
+        """Let work wait for its first slice, behind all other new work of its origin."""
+        self._new.add(origin, work)
 
     def run_turn(self) -> bool:
         """Run slices until the time of a turn is used up. Return whether work is left."""
-        waiting, elapsed_s = self._waiting, self._elapsed_s
-        if not waiting:
+        new, old, elapsed_s = self._new, self._old, self._elapsed_s
+        if not new and not old:
             return False
         end_s = elapsed_s() + self._turn_s
-        while waiting:
-            work = waiting.popleft()
+        while new or old:
+            # Over the turns too: a turn may have time for one slice only.
+            is_old = bool(old) and (self._is_next_old or not new)
+            self._is_next_old = not is_old
+            origin, work = old.take() if is_old else new.take()
             if not self._run_slice(work):
-                waiting.append(work)
+                old.add(origin, work)
             if elapsed_s() >= end_s:
                 break
-        return bool(waiting)
+        return bool(new or old)
 
     def _run_slice(self, work: SlicedWork) -> bool:
         """Run one slice. Return whether the work is finished."""

@@ -85,7 +85,10 @@ def test_a_half_can_be_changed_after_it_was_added(table: HalfTable) -> None:
     assert found.attempt == Attempt("w", 1, "a", 2)
     assert found.is_being_decided
     found.reason, found.last_remark, found.previous_offsets, found.attempt = "", "", (), None
-    assert (half.reason, half.last_remark, half.previous_offsets, half.attempt) == ("", "", (), None)
+    changed = table.find(5)
+    assert changed is not None
+    assert (changed.reason, changed.last_remark, changed.attempt) == ("", "", None)
+    assert not changed.previous_offsets
 
 
 @pytest.mark.parametrize("length", [0, 1, 32, 38, 39, 255])
@@ -223,8 +226,8 @@ def test_both_tables_behave_alike(actions: list[tuple[str, int, str, bytes]]) ->
     halves: list[tuple[Half, Half]] = []
     reserved: list[tuple[Half, Half]] = []
     for number, (action, choice, group, key) in enumerate(actions):
-        pair = tuple(table.new_half("T", choice, group, key, number, number, None) for table in tables)
-        new = pair[0], pair[1]
+        fields = "T", choice, group, key, number, number, None
+        new = tables[0].new_half(*fields), tables[1].new_half(*fields)
         if action == "add":
             if tables[0].find_by_key(group, "T", key) is not None:
                 continue  # only recovery adds a key twice

@@ -71,12 +71,20 @@ class Client:
     """One connection to a name server or a broker."""
 
     def __init__(
-        self, address: str, *, timeout_s: float = 10.0, version: int = HEADER_VERSION
+        self,
+        address: str,
+        *,
+        timeout_s: float = 10.0,
+        version: int = HEADER_VERSION,
+        source_host: str = "",
     ) -> None:
         self.address = address
         self.version = version
         host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        source = (source_host, 0) if source_host else None
+        self.socket = socket.create_connection(
+            (host, int(port)), timeout=timeout_s, source_address=source
+        )
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as every client does
         self._opaque = 0
         self.pending_frames: list[tuple[dict[str, Any], bytes]] = []

@@ -17,6 +17,7 @@ from escrowmq.remoting.requests import Request
 from tests.interop import fixtures
 from tests.interop.fixtures import single_frame
 from tests.interop.remoting import loads
+from tests.support.fake_peers import FakePeer
 
 every_version = pytest.mark.parametrize("version", fixtures.VERSIONS)
 every_route = pytest.mark.parametrize("name", ["route", "route.old_client"])
@@ -54,12 +55,12 @@ def our_response(version: str, name: str) -> tuple[Command, str]:
         address=broker.broker_addrs[0],
         topics=(orders,),
     )
-    server.routes.register(registration, None, now_ms=0)
+    server.routes.register(registration, FakePeer("127.0.0.1:1"), now_ms=0)
     connection = Connection()
     connection.receive(fixtures.exchange(version, name)[0])
     [request] = connection.events()
     assert isinstance(request, Request)
-    return _decode(server.handle(request, None, now_ms=0))
+    return _decode(server.handle(request, FakePeer("127.0.0.1:1"), now_ms=0))
 
 
 def without_acting_master(route: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,9 @@ class InFlightMachine(RuleBasedStateMachine):
         assert self.in_flight.commit_offset == min(self.sizes, default=self.next_offset)
         assert self.in_flight.span == self.next_offset - self.in_flight.commit_offset
         assert len(self.in_flight) == self.limiter.message_count == len(self.sizes)
-        assert self.in_flight.body_bytes == self.limiter.body_bytes == sum(self.sizes.values())
+        assert (
+            self.in_flight.message_bytes == self.limiter.message_bytes == sum(self.sizes.values())
+        )
 
 
 TestInFlight = InFlightMachine.TestCase

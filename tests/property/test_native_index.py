@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from escrowmq.native import NativePath, load_native
 from escrowmq.store import key_index
-from escrowmq.store.key_index import FileChange, KeyIndex, apply_changes
 from escrowmq.store.disk import OpenFiles, read_file
+from escrowmq.store.key_index import FileChange, KeyIndex, apply_changes
 from escrowmq.testing.disks import MemoryDisk
 
 NATIVE = load_native({})
@@ -23,9 +23,7 @@ KEYS = st.tuples(
 
 def new_index(native: NativePath) -> tuple[MemoryDisk, KeyIndex]:
     disk = MemoryDisk()
-    index = KeyIndex(
-        disk, OpenFiles(disk), slot_count=SLOTS, entry_count=ENTRIES, native=native
-    )
+    index = KeyIndex(disk, OpenFiles(disk), slot_count=SLOTS, entry_count=ENTRIES, native=native)
     return disk, index
 
 

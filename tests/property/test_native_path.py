@@ -175,8 +175,9 @@ def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing() -> None:
         before = [path.state() for path in paths.pair.both]
         paths.pair.receive(0, b"".join(paths.requests.plain() for _ in range(20)))
         responses = paths.pair.end_turn()
-        assert all(b"the disk is nearly full" in frame or b"not stored" in frame
-                   for frame in responses[0])
+        assert all(
+            b"the disk is nearly full" in frame or b"not stored" in frame for frame in responses[0]
+        )
         for path, state in zip(paths.pair.both, before, strict=True):
             for name in ("log", "entries", "halves", "totals", "states"):
                 assert path.state()[name] == state[name], name

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from escrowmq.errors import RequestRefused
 from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.namesrv.route_table import BrokerRegistration, RouteTable
+from tests.support.fake_peers import FakePeer
 
 TOPICS = ("orders", "stock", "TBW102")
 
@@ -23,7 +24,7 @@ names = st.sampled_from(["a", "b"])
 clusters = st.sampled_from(["c", "c", "c", "d"])
 addresses = st.sampled_from(["w:1", "x:1", "y:1", "z:1"])
 broker_ids = st.integers(0, 2)
-channels = st.sampled_from(["channel 1", "channel 2"])
+channels = st.sampled_from([FakePeer("channel 1"), FakePeer("channel 2")])
 topic_tables = st.dictionaries(
     st.sampled_from(TOPICS),
     st.tuples(st.integers(0, 3), st.sampled_from([4, 6, 7])),
@@ -39,7 +40,7 @@ class LiveBroker:
     cluster: str
     name: str
     broker_id: int
-    channel: str
+    channel: FakePeer
     version: DataVersion
     expires_ms: int
     timeout_ms: int
@@ -85,7 +86,7 @@ class Model:
         )
 
     def register(
-        self, new: BrokerRegistration, channel: str, topics: TopicTable, now_ms: int
+        self, new: BrokerRegistration, channel: FakePeer, topics: TopicTable, now_ms: int
     ) -> None:
         previous = self.brokers.get(new.address)
         if previous and (previous.cluster, previous.name) != (new.cluster, new.name):
@@ -146,7 +147,7 @@ class RouteMachine(RuleBasedStateMachine):
         name: str,
         broker_id: int,
         address: str,
-        channel: str,
+        channel: FakePeer,
         acting_master: bool | None,
         timeout_ms: int,
         topics: TopicTable,
@@ -195,7 +196,7 @@ class RouteMachine(RuleBasedStateMachine):
             broker.expires_ms = self.now_ms + broker.timeout_ms
 
     @rule(channel=channels)
-    def close(self, channel: str) -> None:
+    def close(self, channel: FakePeer) -> None:
         closed_addresses = [
             address for address, broker in self.model.brokers.items() if broker.channel == channel
         ]

@@ -21,6 +21,7 @@ from escrowmq.remoting.headers_admin import (
     CreateTopic,
     DeleteGroup,
     ResetOffset,
+    TopicHeader,
 )
 from escrowmq.remoting.requests import Request
 from escrowmq.testing.disks import FaultyDisk
@@ -91,6 +92,38 @@ def tables(bench: BrokerBench) -> tuple[object, ...]:
         key: queues for key, queues in broker.offsets.dump().items() if not key.startswith("RMQ")
     }
     return broker.topics.configs(), broker.groups.configs(), offsets
+
+
+def topic_and_messages(bench: BrokerBench) -> tuple[bool, int, object]:
+    """Return whether the topic exists, how many messages it has, and the offsets of its group."""
+    offsets = bench.broker.offsets.query("T", "g", 0)
+    return bench.broker.topics.find("T") is not None, bench.store.max_offset("T", 0), offsets
+
+
+@pytest.mark.parametrize("error", [StoreFailed, StoreFull])
+def test_a_topic_is_deleted_or_stays_with_its_messages(error: type[StoreError]) -> None:
+    before: tuple[bool, int, object] = (True, 3, 2)
+    after: tuple[bool, int, object] = (False, 0, None)
+    for call in itertools.count(1):
+        bench = filled()
+        assert isinstance(bench.disk, FaultyDisk)
+        bench.disk.error = error
+        bench.disk.fail_at = first_failure = bench.disk.calls + call
+        request = new_request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))
+        [response] = bench.turn(request)
+        has_failed = bench.disk.calls >= first_failure
+        bench.disk.fail_at = None
+        expected = [after] if response.code == 0 else [before]
+        if bench.store.has_failed:  # then the process ends, and the next start completes it
+            expected = [after, before]
+        else:
+            assert topic_and_messages(bench) == expected[0], call
+            bench.broker.save()
+        restarted = BrokerBench(bench.disk.power_cut(Random(call), "none"))
+        assert topic_and_messages(restarted) in expected, call
+        if not has_failed:
+            break
+    assert call > 4
 
 
 @pytest.mark.parametrize("error", [StoreFailed, StoreFull])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Self
 
+from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.client_memory import ClientMemory
@@ -38,6 +39,7 @@ class BrokerBench:
         counters: BrokerCounters | None = None,
         memory: ClientMemory | None = None,
         elapsed_s: Callable[[], float] = lambda: 0.0,
+        access_validator: AccessValidator | None = None,
     ) -> None:
         self.disk = disk or FaultyDisk()
         self.config = config or Config(store=TINY)
@@ -53,6 +55,7 @@ class BrokerBench:
             counters=counters,
             memory=memory,
             elapsed_s=elapsed_s,
+            access_validator=access_validator,
         )
         self.channel = FakeChannel()
 

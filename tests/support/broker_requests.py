@@ -10,6 +10,7 @@ from escrowmq.errors import LocalProtocolError
 from escrowmq.message.keys import encode_host, encode_offset_id, encode_offset_ids
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
+from escrowmq.peer import host_of
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from escrowmq.remoting.frame import FRAME_LENGTH_MAX
 from escrowmq.remoting.headers import (
@@ -41,10 +42,14 @@ class FakeChannel:
         self.address = name
         address, _, port = name.rpartition(":")
         self.peer_host = encode_host(address, int(port)) if address else HOST
+        self.origin = host_of(name)
         self.is_open = True
         self.can_send = True
         self.oneway_requests: list[tuple[int, Header, bytes]] = []
         self._responses: list[Response] = []
+
+    def set_account(self, access_key: str) -> None:
+        self.origin = f"account {access_key}"
 
     def respond(
         self,
@@ -138,7 +143,14 @@ class CallableChannel(FakeChannel):
         self.calls: list[tuple[int, Header, bytes, Any]] = []
 
     def call(
-        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
+        self,
+        code: int,
+        fields: Header,
+        body: Body,
+        on_response: Any,
+        *,
+        requester: object,
+        timeout_s: float,
     ) -> bool:
         self.calls.append((code, fields, bytes(body), on_response))
         return self.is_open

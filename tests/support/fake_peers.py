@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from escrowmq.peer import host_of
+
 
 class FakePeer(str):
     """A peer that equals its address, so that tests can compare it with a string."""
@@ -11,6 +13,10 @@ class FakePeer(str):
     @property
     def address(self) -> str:
         return str(self)
+
+    @property
+    def origin(self) -> str:
+        return host_of(self)
 
     @property
     def is_open(self) -> bool:

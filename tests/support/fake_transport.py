@@ -10,8 +10,8 @@ from typing import Any
 class FakeTransport(asyncio.Transport):
     """Records what is written. `fails` makes every write raise, as a broken connection might."""
 
-    def __init__(self, port: int) -> None:
-        super().__init__({"peername": ("127.0.0.1", port)})
+    def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
+        super().__init__({"peername": (host, port)})
         self.written: list[bytes] = []
         self.fails = False
         self._is_reading = True

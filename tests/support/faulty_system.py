@@ -56,7 +56,10 @@ class FaultySystem:
         self._faults: tuple[Fault, ...] = ()
         self._clock_offset_ms = 0
         self.environment = {
-            "PYTHONPATH": f"{modules}{os.pathsep}{_ROOT}",
+            # What the tests import comes before what is installed.
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(modules), str(_ROOT), os.environ.get("PYTHONPATH", "")))
+            ),
             _VARIABLE: str(self._file),
         }
         self._write()

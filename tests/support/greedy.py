@@ -57,6 +57,10 @@ class Target:
     def connect(self) -> Client:
         return SignedClient(self.address, tls=self.tls, timeout_s=WAIT_S)
 
+    def connect_from(self, host: str) -> Client:
+        """Connect from another address of loopback, which counts as another host."""
+        return SignedClient(self.address, tls=self.tls, timeout_s=WAIT_S, source_host=host)
+
     def connect_namesrv(self) -> Client:
         return SignedClient(self.namesrv_address, tls=self.tls, timeout_s=WAIT_S)
 
@@ -124,12 +128,13 @@ def watch(
     return report
 
 
-def quiet_latency(server: Server, seconds: float, *, target: Target | None = None) -> GreedyReport:
-    """Run the honest client alone, as the reference for its latency."""
+def watch_honest(server: Server, seconds: float, *, target: Target | None = None) -> GreedyReport:
+    """Run the honest client for a while. An attack may run in another process, or none."""
     report = GreedyReport()
     target = target or Target.of(server)
     prepare_honest(target)
-    with honest_rounds(target, report):
+    report.before_bytes = report.peak_bytes = anonymous_memory(server.pid)
+    with honest_rounds(target, report), _memory_samples(server.pid, report):
         threading.Event().wait(seconds)
     return report
 

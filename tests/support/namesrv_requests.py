@@ -24,6 +24,7 @@ from escrowmq.remoting.connection import Connection, InvalidRequest
 from escrowmq.remoting.frame import Frame, FrameDecoder, encode_frame
 from escrowmq.remoting.headers import Header, encode_header
 from escrowmq.remoting.requests import Request
+from tests.support.fake_peers import FakePeer
 
 J = TypeVar("J", bound=msgspec.Struct)
 
@@ -89,7 +90,7 @@ class NameServerHarness:
     def __init__(self, server: NameServer | None = None) -> None:
         self.server = server or NameServer()
         self.now_ms = NOW_MS
-        self.connection: object = "connection"
+        self.connection = FakePeer("127.0.0.1:1")
 
     def send(
         self,

@@ -59,9 +59,7 @@ class PathBroker:
         self.native, self.config, self._is_sync = native, config, is_sync
         self.disk = disk or FaultyDisk()
         self.clock = ManualClock(now_ms)
-        self.store = MessageStore.open(
-            self.disk, config.store, store_host=HOST, native=native
-        )
+        self.store = MessageStore.open(self.disk, config.store, store_host=HOST, native=native)
         self.flush_callbacks: list[Callable[[StoreError | None], None]] = []
         self.broker = Broker(
             self.disk,

@@ -129,7 +129,7 @@ class RequestGenerator:
         if random.random() < 0.4:
             values["WAIT"] = "true"
         if random.random() < 0.3:
-            values[random.choice(["color", "a", "INSTANCE_ID", "WAITING"])] = "blue /\\\" \u007e"
+            values[random.choice(["color", "a", "INSTANCE_ID", "WAITING"])] = 'blue /\\" \u007e'
         items = list(values.items())
         random.shuffle(items)
         return dict(items)
@@ -157,16 +157,16 @@ class RequestGenerator:
         items.insert(random.randrange(len(items)), ("TRAN_MSG", "true"))
         text = message_properties(**dict(items))
         fields = send_fields(random.choice(["T", "orders"]), random.randrange(2), i=text, f="4")
-        return request_bytes(
-            SEND_V2, {**fields, **changes}, opaque=self.opaque(), body=self.body()
-        )
+        return request_bytes(SEND_V2, {**fields, **changes}, opaque=self.opaque(), body=self.body())
 
     def end(self, half: tuple[str, int, int], **changes: str) -> bytes:
         random = self._random
         self.ended_in_turn.append(half)
         verdict = COMMIT if random.random() < 0.7 else ROLLBACK
         flag = FLAG_ONEWAY if random.random() < 0.5 else 0
-        head = {"remark": random.choice(["", "done"])} if verdict == COMMIT else {}
+        head: dict[str, Any] = {}
+        if verdict == COMMIT:
+            head["remark"] = random.choice(["", "done"])
         return request_bytes(
             END, {**end_fields(*half, verdict), **changes}, opaque=self.opaque(), flag=flag, **head
         )
@@ -331,7 +331,9 @@ class RequestGenerator:
             ]
         )
         fields = {**end_fields(group, queue_offset, log_offset, COMMIT), **changes}
-        head = {"remark": "the database is down"} if random.random() < 0.3 else {}
+        head: dict[str, Any] = {}
+        if random.random() < 0.3:
+            head["remark"] = "the database is down"
         body = b"unexpected" if random.random() < 0.1 else b""
         flag = FLAG_ONEWAY if random.random() < 0.3 else 0
         return request_bytes(END, fields, opaque=self.opaque(), flag=flag, body=body, **head)

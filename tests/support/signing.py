@@ -36,8 +36,9 @@ class SignedClient(Client):
         *,
         tls: ssl.SSLContext | None = None,
         timeout_s: float = 20.0,
+        source_host: str = "",
     ) -> None:
-        super().__init__(address, timeout_s=timeout_s)
+        super().__init__(address, timeout_s=timeout_s, source_host=source_host)
         self.key, self.secret = key, secret
         if tls is not None:
             host = address.rsplit(":", 1)[0]

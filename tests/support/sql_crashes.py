@@ -64,7 +64,7 @@ def watch(engine: Any, reach: Any) -> None:
     """Call `reach` at the points that are inside the library."""
 
     def is_marker(arguments: tuple[Any, ...]) -> bool:
-        return str(arguments[2]).startswith("INSERT INTO escrowmq_marker")
+        return "INSERT INTO escrowmq_marker" in str(arguments[2])
 
     @event.listens_for(engine, "before_cursor_execute")
     def before_execute(*arguments: Any) -> None:

@@ -48,6 +48,22 @@ def test_above_the_soft_limit_only_the_greedy_are_refused() -> None:
     assert not memory.is_above_hard
 
 
+ATTACKERS = [FakePeer(f"10.0.0.1:{number}") for number in range(1_000)]
+
+
+def test_a_thousand_connections_of_one_host_leave_another_host_its_share() -> None:
+    """Each attacker has less than a connection may always have; together they have too much."""
+    limits = MemoryLimits(connection_max=32 * MIB, hard_max=256 * MIB)
+    memory, honest = ClientMemory(limits), FakePeer("10.0.0.2:1")
+    for attacker in ATTACKERS:
+        memory.reserve(attacker, USE, FAIR_BYTES_MIN)
+    assert memory.is_above_soft
+    memory.reserve(honest, USE, 4 * MIB)
+    assert memory.is_greedy(ATTACKERS[0], 1)
+    assert not memory.is_greedy(honest)
+    assert memory.greediest()[-1] == (honest, 4 * MIB)
+
+
 def test_the_greediest_come_first() -> None:
     memory = ClientMemory(LIMITS)
     for size, name in ((1, "small"), (3, "large"), (2, "medium")):

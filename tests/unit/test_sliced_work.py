@@ -29,29 +29,68 @@ class Workshop:
             self.clock.advance(ms=step_ms)
             yield
 
-    def add(self, name: str, step_count: int, *, step_ms: int = STEP_MS) -> None:
-        self.scheduler.add(self.work(name, step_count, step_ms=step_ms))
+    def add(self, name: str, step_count: int, *, step_ms: int = STEP_MS, origin: str = "") -> None:
+        self.scheduler.add(self.work(name, step_count, step_ms=step_ms), origin=origin)
 
 
-def test_every_work_gets_a_slice_before_one_gets_two() -> None:
+def test_every_old_work_gets_a_slice_before_one_gets_two() -> None:
     workshop = Workshop()
     for name in "abc":
-        workshop.add(name, 4)
-    assert workshop.scheduler.run_turn()
-    assert "".join(workshop.steps) == "aabbccaa"
-    assert not workshop.scheduler.run_turn()
-    assert "".join(workshop.steps) == "aabbccaabbcc"
+        workshop.add(name, 100)
+    for _ in range(2):
+        workshop.scheduler.run_turn()
+    workshop.steps.clear()
+    for _ in range(3):
+        workshop.scheduler.run_turn()
+    assert all(workshop.steps.count(name) == 8 for name in "abc")
 
 
-def test_new_work_waits_for_one_slice_of_each_other() -> None:
+@pytest.mark.parametrize("greedy_count", [1, 50])
+def test_new_work_waits_for_one_slice_however_much_work_is_old(greedy_count: int) -> None:
     workshop = Workshop()
-    workshop.add("greedy", 1_000_000)
-    for _ in range(20):
+    for _ in range(greedy_count):
+        workshop.add("greedy", 1_000_000)
+    for _ in range(100):
         workshop.scheduler.run_turn()
     workshop.steps.clear()
     workshop.add("new", 1)
     workshop.scheduler.run_turn()
-    assert workshop.steps[:3] == ["greedy", "greedy", "new"]
+    assert "new" in workshop.steps[:3]
+
+
+def test_old_work_goes_on_however_much_work_is_new() -> None:
+    workshop = Workshop()
+    workshop.add("old", 50)
+    for _ in range(20):
+        for _ in range(100):
+            workshop.add("new", 1)
+        workshop.scheduler.run_turn()
+    assert workshop.steps.count("old") == 50
+
+
+def test_a_thousand_connections_of_one_origin_get_no_more_time_than_one_of_another() -> None:
+    workshop = Workshop()
+    for _ in range(1_000):
+        workshop.add("greedy", 100, origin="attacker")
+    workshop.scheduler.run_turn()
+    workshop.steps.clear()
+    workshop.add("honest", 4, origin="honest")
+    workshop.scheduler.run_turn()
+    assert workshop.steps == ["greedy"] * 2 + ["honest"] * 2 + ["greedy"] * 2 + ["honest"] * 2
+    assert len(workshop.scheduler) == 1_001
+
+
+def test_work_that_is_added_while_work_runs_is_not_lost() -> None:
+    workshop = Workshop()
+
+    def adding() -> SlicedWork:
+        workshop.add("added", 1, origin="same")
+        yield
+
+    workshop.scheduler.add(adding(), origin="same")
+    while workshop.scheduler.run_turn():
+        pass
+    assert workshop.steps == ["added"]
 
 
 def test_a_turn_ends_when_its_time_is_used_up() -> None:
@@ -60,9 +99,9 @@ def test_a_turn_ends_when_its_time_is_used_up() -> None:
         workshop.add(name, 100)
     workshop.scheduler.run_turn()
     assert workshop.clock.elapsed_s() == TURN_MS / 1000
-    assert "".join(workshop.steps) == "aabbccdd"
+    assert "".join(workshop.steps) == "aaaabbaa"  # new work takes turns with old work
     workshop.scheduler.run_turn()
-    assert "".join(workshop.steps[8:]) == "eeffgghh"  # those that had none come first
+    assert workshop.clock.elapsed_s() == 2 * TURN_MS / 1000
 
 
 def test_a_step_that_is_longer_than_a_turn_still_makes_progress() -> None:

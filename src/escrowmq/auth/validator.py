@@ -32,6 +32,7 @@ from escrowmq.remoting.codes import ResponseCode, request_name
 from escrowmq.remoting.command import Command, decode_command
 from escrowmq.remoting.requests import Request
 from escrowmq.secret import Secret
+from escrowmq.sliced_work import SlicedResult, run_to_end
 
 log = logging.getLogger(__name__)
 
@@ -85,20 +86,35 @@ class AccessValidator:
         share, if it is not `now_ms`. `required_permissions` is called only after the signature
         was verified, because it may read the store. Raise AccessRefused.
         """
+        return run_to_end(
+            self.check_in_slices(
+                request, address, required_permissions, now_ms=now_ms, wall_ms=wall_ms
+            )
+        )
+
+    def check_in_slices(
+        self,
+        request: Request[Any],
+        address: str,
+        required_permissions: RequiredPermissions,
+        *,
+        now_ms: int,
+        wall_ms: int | None = None,
+    ) -> SlicedResult[str]:
+        """Do the same in slices: a request may require a hundred thousand permissions."""
         host = address.rpartition(":")[0]
         if self._is_trusted(host):
             return ""
         command = decode_command(request.serializer, request.raw_header)
         access_key = command.ext_fields.get(ACCESS_KEY, "")
         try:
-            return self._check_account(
-                request,
-                host,
-                access_key,
-                command,
-                required_permissions,
-                now_ms if wall_ms is None else wall_ms,
+            account = self._verify_account(
+                request, host, access_key, command, now_ms if wall_ms is None else wall_ms
             )
+            if account is not None:
+                for permission in required_permissions(request):
+                    self._require(account, permission, host)
+                    yield
         except _Refusal as refusal:
             self._refusal_log.add(
                 address,
@@ -108,16 +124,12 @@ class AccessValidator:
                 now_ms=now_ms,
             )
             raise AccessRefused(ResponseCode.NO_PERMISSION, refusal.remark) from None
+        return access_key
 
-    def _check_account(
-        self,
-        request: Request[Any],
-        host: str,
-        access_key: str,
-        command: Command,
-        required_permissions: RequiredPermissions,
-        now_ms: int,
-    ) -> str:
+    def _verify_account(
+        self, request: Request[Any], host: str, access_key: str, command: Command, now_ms: int
+    ) -> Account | None:
+        """Return the account that signed a request; None if it trusts the address."""
         if not access_key:
             raise _Refusal(
                 "this server requires an access key and a signature; configure both in the client",
@@ -125,7 +137,7 @@ class AccessValidator:
             )
         account = self._find_account(access_key)
         if account is not None and host in account.trusted_addresses:
-            return access_key
+            return None
         is_strong = strong_signature.SIGNATURE in command.ext_fields
         if self._strong_signature_only and not is_strong:
             raise _Refusal(
@@ -142,9 +154,7 @@ class AccessValidator:
             )
         if is_strong:
             self._check_is_new(access_key, command, now_ms)
-        for permission in required_permissions(request):
-            self._require(account, permission, host)
-        return access_key
+        return account
 
     def _check_is_new(self, access_key: str, command: Command, now_ms: int) -> None:
         """Refuse a request with a valid strong signature that is old or was received before."""

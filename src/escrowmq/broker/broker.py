@@ -16,6 +16,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
+import msgspec
+
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.delayed_messages import DelayedMessages
@@ -43,6 +45,7 @@ from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.transactions.group_decisions import GroupDecisions
 from escrowmq.broker.turn import Turn, WhenFlushed
 from escrowmq.client_memory import ClientMemory
+from escrowmq.clock import ClockReport
 from escrowmq.config import Config
 from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -58,7 +61,7 @@ from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import SendResponseEncoder
-from escrowmq.sliced_work import SlicedWork, SliceScheduler
+from escrowmq.sliced_work import SlicedWork, SliceScheduler, run_to_end
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
@@ -113,17 +116,11 @@ class Broker:
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
         self.settings: BrokerSettings = FixedSettings()  # the server replaces them
-        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
-        self.topics.restore_missing(store.queues(), store.damage)
-        self.groups = SubscriptionGroups(
-            groups_file(disk, store.damage), auto_create=config.broker.creates_groups
-        )
-        self._offsets_file = offsets_file(disk, store.damage)
-        self.offsets = ConsumerOffsets(self._offsets_file.offsets())
-        self._saved_offsets_version = self.offsets.version
+        self.clock_report: Callable[[], ClockReport] = ClockReport  # the server replaces it
+        self._load_tables(disk, config, on_topics_changed)
         self.consumers: ConsumerGroups[Channel] = ConsumerGroups(memory=self._memory)
         self.producers: ProducerGroups[Channel] = ProducerGroups(memory=self._memory)
-        self._locks = QueueLocks()
+        self._locks = QueueLocks(memory=self._memory)
         self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
         self._wall_ms = wall_ms
@@ -164,6 +161,24 @@ class Broker:
             )
             self._configure_native_requests(config)
 
+    def _load_tables(
+        self, disk: Disk, config: Config, on_topics_changed: Callable[[], None]
+    ) -> None:
+        """Load topics, groups and offsets from their files."""
+        store = self.store
+        self.topics = TopicTable(topics_file(disk, store.damage), config.broker, on_topics_changed)
+        self.topics.restore_missing(store.queues(), store.damage)
+        self.groups = SubscriptionGroups(
+            groups_file(disk, store.damage),
+            auto_create=config.broker.creates_groups,
+            auto_groups_max=config.broker.auto_groups_max,
+        )
+        self._offsets_file = offsets_file(disk, store.damage)
+        self.offsets = ConsumerOffsets(
+            self._offsets_file.offsets(), offsets_max=config.consume.offsets_max
+        )
+        self._saved_offsets_version = self.offsets.version
+
     def _create_processors(
         self,
         disk: Disk,
@@ -174,7 +189,7 @@ class Broker:
         past_times: TimeConversion | None,
         decision_piece_bytes: int,
     ) -> None:
-        store = self.store
+        store, background_work = self.store, self._background_work
         self.pull_processor = PullProcessor(
             store,
             self.topics,
@@ -185,7 +200,7 @@ class Broker:
             self.counters,
             broker_permission=config.broker.broker_permission,
             memory=self._memory,
-            background_work=self._background_work,
+            background_work=background_work,
             elapsed_s=self._elapsed_s,
         )
         self._create_turn(disk, config, when_flushed, wall_ms)
@@ -206,12 +221,9 @@ class Broker:
             times=past_times,
             halves=new_half_table(self.native),
         )
+        messages_arrived = self.pull_processor.messages_arrived
         self.group_decisions = GroupDecisions(
-            store,
-            self.turn,
-            self.transactions,
-            self.pull_processor.messages_arrived,
-            self._background_work,
+            store, self.turn, self.transactions, messages_arrived, background_work
         )
         self.send_back_processor = SendBackProcessor(
             store,
@@ -220,6 +232,7 @@ class Broker:
             self._locks,
             redirect,
             self.turn,
+            background_work,
             is_waiting=self.delayed_messages.is_waiting,
         )
         self.send_processor = SendProcessor(
@@ -305,7 +318,9 @@ class Broker:
             stores_replies=config.broker.stores_replies,
             wall_ms=wall_ms,
         )
-        self._query_processor = QueryProcessor(self.store, self.topics, self.groups, self.offsets)
+        self._query_processor = QueryProcessor(
+            self.store, self.topics, self.groups, self.offsets, memory=self._memory
+        )
         self.client_processor = ClientProcessor(
             self.topics,
             self.groups,
@@ -326,7 +341,9 @@ class Broker:
         access_validator: AccessValidator | None,
     ) -> None:
         store, topics, groups, offsets = self.store, self.topics, self.groups, self.offsets
-        self._metadata_admin = MetadataAdmin(store, topics, groups, offsets, self.save_offsets)
+        self._metadata_admin = MetadataAdmin(
+            store, topics, groups, offsets, self._background_work, self.save_offsets
+        )
         self._access_admin = AccessAdmin(access_validator)
         self._broker_admin = BrokerAdmin(
             store,
@@ -339,6 +356,8 @@ class Broker:
                 request_path=self.native.description,
             ),
             self.delayed_messages,
+            wall_ms=self._wall_ms,
+            clock_report=lambda: self.clock_report(),
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)
         self._transaction_admin = TransactionAdmin(
@@ -353,6 +372,7 @@ class Broker:
             self.producers,
             self.statistics,
             address="{}:{}".format(*decode_host(self._store_host)),
+            memory=self._memory,
         )
         self._offset_admin = OffsetAdmin(
             store, topics, groups, offsets, self.consumers, self.save_offsets
@@ -395,7 +415,13 @@ class Broker:
             if len(request.body) > handler.body_bytes_max:
                 raise _body_too_long(request, handler)
             if self._access_validator is not None:
-                self._check_access(self._access_validator, channel, request, handler, now_ms)
+                check = self._check_access(
+                    self._access_validator, channel, request, handler, now_ms
+                )
+                if handler.has_many_permissions:
+                    checked = self._handle_after(check, channel, request, handler, now_ms)
+                    return self._run_work(checked, channel, request, handler)
+                run_to_end(check)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
                 work = self.flow_control.handle(handler.function, channel, request, now_ms)
             else:
@@ -421,6 +447,21 @@ class Broker:
         refused_code = respond_failure(channel, request, error, handler.errors)
         self.counters.refused[request.head.code, refused_code] += 1
 
+    def _handle_after(
+        self,
+        check: SlicedWork,
+        channel: Channel,
+        request: Request[Any],
+        handler: Handler,
+        now_ms: int,
+    ) -> SlicedWork:
+        """Handle a request when it is known to be allowed."""
+        assert not handler.is_flow_controlled
+        yield from check
+        work = handler.function(channel, request, now_ms)
+        if work is not None:
+            yield from work
+
     def _check_access(
         self,
         validator: AccessValidator,
@@ -428,14 +469,17 @@ class Broker:
         request: Request[Any],
         handler: Handler,
         now_ms: int,
-    ) -> None:
-        access_key = validator.check(
+    ) -> SlicedWork:
+        """Check in slices whether a request is allowed. Raise AccessRefused."""
+        access_key = yield from validator.check_in_slices(
             request,
             channel.address,
             lambda request: handler.permission(self._permissions, request),
             now_ms=now_ms,
             wall_ms=self._wall_ms(now_ms),
         )
+        if access_key:
+            channel.set_account(access_key)
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
 
@@ -527,11 +571,24 @@ class Broker:
         self.delayed_messages.move_below(log_offset, now_ms)
 
     def channel_closed(self, channel: Channel) -> None:
+        """Forget a client, in slices if it has very much."""
         self._access_keys.pop(channel, None)
-        self.pull_processor.channel_closed(channel)
-        self.client_processor.channel_closed(channel)
         self.transactions.channel_closed(channel)
         self.flow_control.channel_closed(channel)
+        self._memory.forget(channel)
+        release = self._release(channel)
+        if next(release, self) is None:  # most clients have little, which is forgotten at once
+            self._background_work.add(release)
+
+    def _release(self, channel: Channel) -> SlicedWork:
+        """Forget the held pulls and the memberships of a closed channel, some at a time."""
+        has_pulls = has_members = True
+        while has_pulls or has_members:
+            has_pulls = has_pulls and self.pull_processor.channel_closed(channel)
+            has_members = has_members and self.client_processor.channel_closed(channel)
+            if has_pulls or has_members:
+                yield
+        # Again: subscriptions of a group may have been counted for it while it still had members.
         self._memory.forget(channel)
 
     def change_config(self, config: Config) -> None:
@@ -539,6 +596,8 @@ class Broker:
         self.store.change_config(config.store)
         self.topics.change_config(config.broker, now_ms=self._now_ms)
         self.groups.auto_create = config.broker.creates_groups
+        self.groups.auto_groups_max = config.broker.auto_groups_max
+        self.offsets.offsets_max = config.consume.offsets_max
         self.send_processor.change_config(config.broker, config.store.message_bytes_max)
         self.pull_processor.config = config.consume
         self.pull_processor.broker_permission = config.broker.broker_permission
@@ -564,7 +623,7 @@ class Broker:
         self.transactions.save()
         if self.offsets.version != self._saved_offsets_version:
             version = self.offsets.version
-            self._offsets_file.save(offsetTable=self.offsets.dump())
+            self._offsets_file.save(offsetTable=msgspec.Raw(self.offsets.encode()))
             self._saved_offsets_version = version  # only now: a save that failed is repeated
 
     def _save_tables(self) -> None:

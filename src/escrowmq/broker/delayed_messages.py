@@ -62,6 +62,7 @@ from escrowmq.message.record import (
 )
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.commit_log import AppendResult
+from escrowmq.store.damage import DamageKind
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
 
@@ -151,11 +152,14 @@ class DelayedMessages:
             *(queue_id + 1 for topic, queue_id in store.queues() if topic == names.SCHEDULE_TOPIC),
             1,
         )
+        for level in range(1, self._level_max + 1):
+            self.progress.level(level)  # from now on the progress knows all of them
         self._first_level = 1  # the level to begin with in the next turn
         # A heap of the messages that were set aside, by the time of the next attempt.
         self._retries: list[tuple[int, DelayedPosition]] = [
             (0, position) for position in self.progress.set_aside_positions()
         ]
+        self._damaged: set[DelayedPosition] = set()  # reported already; each is tried again
         # By level, after the clock was set back: the end of the messages that were stored "later
         # than now", and the time at which they are delivered.
         self._clock_set_back: dict[int, tuple[int, int]] = {}
@@ -441,6 +445,12 @@ class DelayedMessages:
         )
 
     def _handle_unreadable(self, position: DelayedPosition, error: Exception, now_ms: int) -> None:
+        if isinstance(error, CorruptRecord) and position not in self._damaged:
+            self._damaged.add(position)
+            description = f"delayed message {position} cannot be read: {error}"
+            self._store.damage.add(
+                DamageKind.LOG, f"log_offset={error.log_offset}", description, is_repaired=False
+            )
         log_offset = self._store.log_offset_of(*position.queue, position.queue_offset)
         if log_offset is not None and log_offset < self._store.begin:
             self._give_up(position, error, now_ms)
@@ -472,7 +482,7 @@ class DelayedMessages:
             return self._store.begin  # the copies of moved messages are not durable yet
         log_offsets = [
             log_offset
-            for position in self._first_waiting_positions()
+            for position in self.progress.first_waiting_positions()
             if (log_offset := self._store.log_offset_of(*position.queue, position.queue_offset))
             is not None
         ]
@@ -488,17 +498,9 @@ class DelayedMessages:
         if self._store.is_writable:
             self._move_some(now_ms)
 
-    def _first_waiting_positions(self) -> list[DelayedPosition]:
-        """Return the first waiting message of each queue, and all that are set aside."""
-        timers = self.progress.timers
-        positions = [DelayedPosition(TIMER_LEVEL, timers.first_waiting)]
-        for level in range(1, self._level_max + 1):
-            positions.append(DelayedPosition(level, self.progress.level(level).next_offset))
-        return positions + self.progress.set_aside_positions()
-
     def _move_some(self, now_ms: int) -> None:
         due = DueMessages()
-        for position in self._first_waiting_positions():
+        for position in self.progress.first_waiting_positions():
             self._find_moves(position, due)
         try:
             self.counters.moved += self._append_batch(due.deliveries, self._give_up, now_ms)

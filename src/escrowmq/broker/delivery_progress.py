@@ -24,30 +24,27 @@ before the log that it depends on is durable.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord, ReadFailed, RecordNotFound
+from escrowmq.errors import CorruptRecord, RecordNotFound, StoreError
 from escrowmq.message import names
 from escrowmq.message.names import DELIVERY_TOPIC, REAL_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from escrowmq.message.properties import find_property
-from escrowmq.message.record import NewRecord, StoredRecord
+from escrowmq.message.record import LogOffset, NewRecord, StoredRecord
 from escrowmq.store.config_files import delay_offsets_file
-from escrowmq.store.damage import DamageKind
-from escrowmq.store.disk import Disk, read_file, replace_file
+from escrowmq.store.disk import Disk
+from escrowmq.store.snapshot_files import DELAYS_PATH, load_snapshot, save_snapshot
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
 TIMER_LEVEL: Final = 0  # RocketMQ's levels begin at 1
-SNAPSHOT_PATH: Final = "escrowmq.delays"
 SNAPSHOT_INTERVAL_BYTES: Final = 16 << 20  # of log between two snapshots; a start reads no more
 BATCH_MESSAGES_MAX: Final = 1000
 
@@ -321,7 +318,10 @@ class DeliveryProgress:
         self._saved_log_end = -1  # of the snapshot
         self.snapshot_interval_bytes = SNAPSHOT_INTERVAL_BYTES
         self.is_dirty = False
+        self._has_lost_notes = False  # this start has found out what lost notes had named
         self._recover()
+        if self._has_lost_notes:
+            self._save_now()
 
     def level(self, level: int) -> LevelProgress:
         progress = self._levels.get(level)
@@ -370,6 +370,13 @@ class DeliveryProgress:
             for queue_offset in sorted(progress.set_aside)
         ]
 
+    def first_waiting_positions(self) -> list[DelayedPosition]:
+        """Return the first waiting message of each queue, and all that are set aside."""
+        positions = [DelayedPosition(TIMER_LEVEL, self.timers.first_waiting)]
+        for level, progress in self._levels.items():
+            positions.append(DelayedPosition(level, progress.next_offset))
+        return positions + self.set_aside_positions()
+
     def skip_expired(self, level: int) -> int:
         """Pass over the messages of a queue that the log no longer has. Return how many waited."""
         first = self._store.min_offset(*delay_queue(level))
@@ -399,21 +406,25 @@ class DeliveryProgress:
     # --- start -----------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        notes = list(self._notes_from(self._load_files()))
+        begin = self._load_files()
+        notes = list(self._notes_from(begin))
         self._fit_to_queues()
+        readable_end = begin  # behind the last note that could be read
         for index, stored in enumerate(notes):
-            following = notes[index + 1].note if index + 1 < len(notes) else None
+            following = notes[index + 1] if index + 1 < len(notes) else None
             if stored.note is None:
-                self._apply_unreadable(stored)
+                self._apply_lost_note(readable_end, following)
                 continue
-            if index + 1 == len(notes):
-                self._undelivered = self._find_undelivered(stored, stored.note)
-                undelivered = set(self._undelivered)
-            else:
-                undelivered = set() if following is None else set(following.undelivered)
+            readable_end = stored.log_end
+            self._undelivered = self._undelivered_of(stored, stored.note, following)
+            cut_off = set(self._undelivered)
             for position in stored.note.positions:
-                if position not in undelivered:
+                if position not in cut_off:
                     self.mark_delivered(position)
+        # A lost note behind the last readable one may have delivered them.
+        self._undelivered = [
+            position for position in self._undelivered if not self.is_delivered(position)
+        ]
         self._fit_to_queues()
         if notes:
             log.info(
@@ -422,6 +433,14 @@ class DeliveryProgress:
                 len(self._undelivered),
                 len(self.set_aside_positions()),
             )
+
+    def _undelivered_of(
+        self, stored: _StoredNote, note: DeliveryNote, following: _StoredNote | None
+    ) -> list[DelayedPosition]:
+        """Return the messages of a note that a crash has cut off."""
+        if following is None or following.note is None:
+            return self._find_undelivered(stored, note)
+        return following.note.undelivered
 
     def _load_files(self) -> int:
         """Load what was saved, and return the log offset from which notes have to be read."""
@@ -449,27 +468,20 @@ class DeliveryProgress:
         return min(saved_offset, snapshot.log_offset)
 
     def _load_snapshot(self) -> _Snapshot | None:
-        content = b""
-        with contextlib.suppress(ReadFailed):  # without it, everything is read from the log
-            content = read_file(self._disk, SNAPSHOT_PATH) or b""
-        if not content:
+        damage = self._store.damage
+        data = load_snapshot(self._disk, DELAYS_PATH, damage, "all delivery notes are read instead")
+        if data is None:
             return None
-        data = content[4:]
         try:
-            if zlib.crc32(data) != int.from_bytes(content[:4], "big"):
-                raise ValueError("its checksum is wrong")
             snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
             DeliveredTimers.load(snapshot.timers)
-        except (msgspec.MsgspecError, ValueError) as error:
-            description = f"all delivery notes are read instead: {error}"
-            self._store.damage.add(
-                DamageKind.SNAPSHOT, SNAPSHOT_PATH, description, is_repaired=True
-            )
+        except (msgspec.MsgspecError, ValueError) as error:  # written by another version
+            log.error("%s is not used, all delivery notes are read: %s", DELAYS_PATH, error)
             return None
         # One that is ahead of the log, or of another log, would hide timers that still wait.
         if not snapshot.log_offset <= self._store.end:
             log.error(
-                "%s is not used, all delivery notes are read: it is ahead of the log", SNAPSHOT_PATH
+                "%s is not used, all delivery notes are read: it is ahead of the log", DELAYS_PATH
             )
             return None
         return snapshot
@@ -487,29 +499,37 @@ class DeliveryProgress:
         self.timers.cut_to(self._store.max_offset(TIMER_TOPIC, 0))
         self.timers.advance_to(self._store.min_offset(TIMER_TOPIC, 0))
 
-    def _notes_from(self, log_offset: int) -> Iterator[_StoredNote]:
-        """Yield the notes from a log offset on, and the one before."""
+    def _notes_from(self, log_offset: int) -> list[_StoredNote]:
+        """Return the notes from a log offset on, and the one before, in the order of the log."""
         store = self._store
         first: int = store.min_offset(DELIVERY_TOPIC, 0)
         end: int = store.max_offset(DELIVERY_TOPIC, 0)
         low, high = first, end
         while low < high:
             middle = (low + high) // 2
-            middle_offset = store.log_offset_of(DELIVERY_TOPIC, 0, middle)
-            if middle_offset is not None and middle_offset >= log_offset:
+            [(middle_offset, *_)] = store.entries(DELIVERY_TOPIC, 0, middle, 1)
+            if middle_offset >= log_offset:
                 high = middle
             else:
                 low = middle + 1
+        notes: list[_StoredNote] = []
         for queue_offset in range(max(low - 1, first), end):
-            if store.log_offset_of(DELIVERY_TOPIC, 0, queue_offset) is None:
-                continue
             [(note_offset, size, _)] = store.entries(DELIVERY_TOPIC, 0, queue_offset, 1)
             note: DeliveryNote | None = None
             try:
+                if store.log_offset_of(DELIVERY_TOPIC, 0, queue_offset) is None:
+                    raise RecordNotFound("the log has lost it")
                 note = decode_note(store.record_at(note_offset))
             except (RecordNotFound, CorruptRecord) as error:
                 log.error("delivery note unreadable queue_offset=%d: %s", queue_offset, error)
-            yield _StoredNote(note_offset, note_offset + size, note)
+            notes.append(_StoredNote(note_offset, note_offset + size, note))
+        # Where records are lost, one may have been a note, even if no entry of the queue says so.
+        notes += [
+            _StoredNote(damage.begin, damage.end, None)
+            for damage in store.recovery.damage
+            if damage.end > log_offset
+        ]
+        return sorted(notes, key=lambda stored: (stored.log_offset, stored.note is not None))
 
     def _find_undelivered(self, stored: _StoredNote, note: DeliveryNote) -> list[DelayedPosition]:
         """Return the messages of the last note that are not in the log behind it."""
@@ -541,23 +561,38 @@ class DeliveryProgress:
             for record in self._store.find_by_key(topic, key)
         )
 
-    def _apply_unreadable(self, stored: _StoredNote) -> None:
-        """Find out from the records behind a damaged note which messages it named."""
-        try:
-            for record in islice(self._store.records(stored.log_end), BATCH_MESSAGES_MAX):
-                if record.topic == DELIVERY_TOPIC:
-                    return
-                self._mark_source_of(record, stored.log_offset)
-        except (RecordNotFound, CorruptRecord) as error:
-            log.error("records behind a damaged delivery note are unreadable: %s", error)
+    def _apply_lost_note(self, begin: int, following: _StoredNote | None) -> None:
+        """Find out from the records of a range which delayed messages a lost note has named.
 
-    def _mark_source_of(self, record: StoredRecord, note_offset: int) -> None:
+        Where it was is not known exactly, so the range begins behind the last readable note. It
+        need not begin before the first message that waits: a delivery follows its message.
+        """
+        store = self._store
+        first_waiting = min(
+            (
+                log_offset
+                for position in self.first_waiting_positions()
+                for log_offset, *_ in store.entries(*position.queue, position.queue_offset, 1)
+            ),
+            default=store.end,
+        )
+        end = store.end if following is None else following.log_offset
+        for record in store.readable_records(LogOffset(max(begin, first_waiting))):
+            if record.log_offset >= end:
+                break
+            self._mark_source_of(record)
+        self._has_lost_notes = True
+
+    def _mark_source_of(self, record: StoredRecord) -> None:
         """Mark the delayed message that a record delivers, if it delivers one."""
+        # A delivered message keeps this property, and no client can send it.
+        if find_property(record.properties, REAL_TOPIC.encode()) is None:
+            return
         key = _text_property(record, names.UNIQUE_KEY)
         for topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             for source in self._store.find_by_key(topic, key) if key else ():
                 level = TIMER_LEVEL if topic == TIMER_TOPIC else source.queue_id + 1
-                if source.log_offset < note_offset and _is_delivery(record, source):
+                if source.log_offset < record.log_offset and _is_delivery(record, source):
                     self.mark_delivered(DelayedPosition(level, source.queue_offset))
 
     # --- saving ----------------------------------------------------------------------------------
@@ -570,6 +605,15 @@ class DeliveryProgress:
             self.is_dirty = False
             self._write_if_durable()
 
+    def _save_now(self) -> None:
+        """Save everything at a start, because the next one may find no trace of a lost note."""
+        self.is_dirty = True
+        self._saved_log_end = -1  # with the timers
+        try:
+            self.save()
+        except StoreError as error:
+            log.warning("progress of delayed messages not saved, tried again later: %s", error)
+
     @property
     def needs_save(self) -> bool:
         return self.is_dirty or self._pending_save is not None
@@ -580,7 +624,7 @@ class DeliveryProgress:
         if pending is None or self._store.flushed_offset < pending.log_offset:
             return
         if pending.snapshot is not None:
-            replace_file(self._disk, SNAPSHOT_PATH, pending.snapshot)
+            save_snapshot(self._disk, DELAYS_PATH, pending.snapshot)
             self._saved_log_end = pending.log_offset
         self._file.save(
             offsetTable=pending.offsets,
@@ -595,10 +639,9 @@ class DeliveryProgress:
         snapshot: bytes | None = None
         growth = log_offset - self._saved_log_end
         if growth >= self.snapshot_interval_bytes or self._saved_log_end < 0:
-            data = msgspec.msgpack.encode(
+            snapshot = msgspec.msgpack.encode(
                 _Snapshot(log_offset=log_offset, timers=self.timers.dump())
             )
-            snapshot = zlib.crc32(data).to_bytes(4, "big") + data
         return _PendingSave(
             log_offset,
             offsets,

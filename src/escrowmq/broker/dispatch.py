@@ -81,6 +81,9 @@ class Channel(Peer, Protocol):
 
     peer_host: bytes  # the peer's address, packed as records store it
 
+    def set_account(self, access_key: str) -> None:
+        """Count what is kept for this connection for an account, instead of its host."""
+
     @property
     def can_send(self) -> bool:
         """Whether the client reads what it is sent, so that it can get more than it asked for."""
@@ -153,11 +156,14 @@ class RequestChannel(Channel, Protocol):
         body: Body,
         on_response: ResponseCallback,
         *,
+        requester: Channel,
         timeout_s: float,
     ) -> bool:
         """Send a request of the broker's own and call `on_response` once.
 
-        Return False, and never call it, if the connection is closed or its peer does not read.
+        Return False, and never call it, if the connection is closed or its peer does not read. What
+        is kept for the response is counted for `requester`, and dropped when that is closed. Raises
+        TableFull if the requester may have no more.
         """
 
 
@@ -336,11 +342,10 @@ class RequestPermissions:
         )
 
     def end_many(self, request: Request[Any]) -> Iterator[Permission]:
-        required: dict[Permission, None] = {}
+        # One for each half, also if they are equal: the check may be interrupted behind each.
+        group = request.head.fields.producer_group
         for queue_offset, log_offset in decode_half_positions(request.body):
-            group = request.head.fields.producer_group
-            required.update(dict.fromkeys(self._half(queue_offset, log_offset, group)))
-        yield from required
+            yield from self._half(queue_offset, log_offset, group)
 
     def _half(self, queue_offset: int, log_offset: int, group: str) -> Iterator[Permission]:
         """Require what a send to the topic of the half needs, also to learn how it ended."""
@@ -419,7 +424,8 @@ class Handler:
     """How the broker handles one request code.
 
     `permission` is a method of RequestPermissions. A request whose handler names none is for
-    administrators, so a new request is closed until its author opens it. A longer body than
+    administrators, so a new request is closed until its author opens it. If it may require very
+    many, `has_many_permissions`, and they are checked in slices. A longer body than
     `body_bytes_max` is refused before it is decoded, which takes many times its memory.
     """
 
@@ -428,4 +434,5 @@ class Handler:
     permission: PermissionRule = RequestPermissions.administrator
     errors: ErrorCodes = field(default_factory=dict)  # where they differ from RESPONSE_CODES
     is_flow_controlled: bool = False
+    has_many_permissions: bool = False
     body_bytes_max: int = BODY_BYTES_MAX

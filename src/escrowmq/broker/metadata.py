@@ -4,6 +4,9 @@ A send to an unknown topic names a template (`TBW102`). If topics may inherit fr
 the topic is created with as many queues as the client asks for and the template allows. Every
 change advances the data version, by which name servers notice it.
 
+Any client can make up names, so nothing is created automatically when there are very many topics or
+groups already. Administrators can still create some.
+
 A change is made in memory first. The broker saves it before it responds to the request, and undoes
 it with `revert` if that fails; so a client is told what is on the disk.
 
@@ -14,6 +17,7 @@ members are connected.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -21,6 +25,7 @@ import msgspec
 
 from escrowmq.config import BrokerConfig
 from escrowmq.errors import RequestRefused
+from escrowmq.limited_log import LimitedLog
 from escrowmq.message import names
 from escrowmq.message.names import (
     BENCHMARK_TOPIC,
@@ -49,6 +54,8 @@ from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.config_files import ConfigFile, GroupConfig
 from escrowmq.store.damage import DamageKind, DamageReports
 
+log = logging.getLogger(__name__)
+
 GROUP_NAME_LENGTH_MAX: Final = 120
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that an error repeats
 
@@ -70,13 +77,6 @@ def check_is_printable(kind: str, name: str) -> None:
 
 def is_valid_group_name(name: str) -> bool:
     return bool(NAME_PATTERN.fullmatch(name)) and len(name) <= GROUP_NAME_LENGTH_MAX
-
-
-def group_not_found(name: str) -> RequestRefused:
-    return RequestRefused(
-        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-        f"group {name[:_SHOWN_LENGTH_MAX]} does not exist",
-    )
 
 
 # --- topics --------------------------------------------------------------------------------------
@@ -101,6 +101,8 @@ class TopicTable:
         # What each changed topic was when the table was saved; None if it did not exist.
         self._unsaved: dict[str, TopicConfig | None] = {}
         self._staged: list[tuple[TopicConfig, int]] | None = None
+        self._limited_log = LimitedLog(log)
+        self.refused_creations = 0
         # Number of queues of each topic that clients may send to. Every send reads it.
         self.sendable_queue_counts: dict[str, int] = {}
         self._create_system_topics()
@@ -158,7 +160,10 @@ class TopicTable:
     def get_or_create(
         self, topic: str, *, template: str, queue_count: int, now_ms: int
     ) -> TopicConfig | None:
-        """Return the topic, created from its template if need be; None if that is not allowed."""
+        """Return the topic, created from its template if need be; None if that is not allowed.
+
+        Raises RequestRefused with TOPIC_NOT_EXIST if there are too many topics to create another.
+        """
         config = self._topics.get(topic)
         if config is not None:
             return config
@@ -169,9 +174,25 @@ class TopicTable:
         # has created with this permission. The setting holds for all of them.
         if not self._config.creates_topics or parent is None or not parent.perm & PERM_INHERIT:
             return None
+        self._check_room(topic, now_ms)
         count = max(0, min(queue_count, parent.write_queue_nums))
         perm = parent.perm & ~PERM_INHERIT
         return self.ensure(topic, queue_count=count, perm=perm, now_ms=now_ms)
+
+    def _check_room(self, topic: str, now_ms: int) -> None:
+        """Raise RequestRefused if no topic may be created automatically any more."""
+        # These are all topics that clients can send to. The retry topics are as many as the groups.
+        topics_max = self._config.auto_topics_max
+        if len(self.sendable_queue_counts) < topics_max:
+            return
+        self.refused_creations += 1
+        reason = f"there are escrowAutoTopicsMax={topics_max} topics or more"
+        self._limited_log.warning(now_ms, "topic not created topic=%s: %s", topic, reason)
+        raise RequestRefused(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic {topic[:_SHOWN_LENGTH_MAX]} does not exist and is not created automatically: "
+            f"{reason}; create it, or raise the limit",
+        )
 
     def queue_count(self, topic: str) -> int | None:
         """Return the number of queues of a topic; None if there is no such topic."""
@@ -311,9 +332,14 @@ def _new_topic(name: str, queue_count: int, perm: int) -> TopicConfig:
 class SubscriptionGroups:
     """The consumer groups that exist, with their settings."""
 
-    def __init__(self, file: ConfigFile, *, auto_create: bool) -> None:
+    def __init__(
+        self, file: ConfigFile, *, auto_create: bool, auto_groups_max: int = 10_000
+    ) -> None:
         self._file = file
         self.auto_create = auto_create
+        self.auto_groups_max = auto_groups_max
+        self._limited_log = LimitedLog(log)
+        self.refused_creations = 0
         self._groups = file.entries("subscriptionGroupTable", GroupConfig)
         self.version: DataVersion = file.version()
         self.is_dirty = False
@@ -331,14 +357,44 @@ class SubscriptionGroups:
         """Return the group. Raise RequestRefused with SUBSCRIPTION_GROUP_NOT_EXIST."""
         config = self._groups.get(name)
         if config is None:
-            raise group_not_found(name)
+            raise self.not_found(name)
         return config
 
+    def not_found(self, name: str) -> RequestRefused:
+        """Return the refusal of a request that names a group which does not exist."""
+        shown = name[:_SHOWN_LENGTH_MAX]
+        remark = f"group {shown} does not exist"
+        if self._can_have_name(name) and self._is_full:
+            remark += (
+                f" and is not created automatically: there are escrowAutoGroupsMax="
+                f"{self.auto_groups_max} groups or more; create it, or raise the limit"
+            )
+        return RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+
+    def _can_have_name(self, name: str) -> bool:
+        """Return whether a group with this name may be created automatically."""
+        return self.auto_create and is_valid_group_name(name) and not is_closed_group(name)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._groups) >= self.auto_groups_max
+
     def get_or_create(self, name: str, *, now_ms: int) -> GroupConfig | None:
-        """Return the group, created if need be; None if the settings or its name forbid that."""
+        """Return the group, created if need be.
+
+        Return None if the settings or its name forbid that, or if there are too many groups.
+        """
         config = self._groups.get(name)
-        can_create = self.auto_create and is_valid_group_name(name) and not is_closed_group(name)
-        if config is None and can_create:
+        if config is None and self._can_have_name(name):
+            if self._is_full:
+                self.refused_creations += 1
+                self._limited_log.warning(
+                    now_ms,
+                    "group not created group=%s: there are escrowAutoGroupsMax=%d groups or more",
+                    name,
+                    self.auto_groups_max,
+                )
+                return None
             config = GroupConfig(group_name=name)
             if self._staged is None:
                 self.put(config, now_ms=now_ms)
@@ -363,7 +419,7 @@ class SubscriptionGroups:
         """Return the group, created if need be. Raise SUBSCRIPTION_GROUP_NOT_EXIST."""
         config = self.get_or_create(name, now_ms=now_ms)
         if config is None:
-            raise group_not_found(name)
+            raise self.not_found(name)
         return config
 
     def put(self, config: GroupConfig, *, now_ms: int) -> None:

@@ -127,6 +127,12 @@ STORE_WRITABLE: Final = Gauge(
     "escrowmq_store_writable",
     "1 if the store accepts messages, 0 if the disk is nearly full or has failed.",
 )
+REFUSED_CREATIONS: Final = Counter(
+    "escrowmq_automatic_creations_refused_total",
+    "Topics, groups and offsets that were not created because there are too many. The kind is "
+    "topic, group or offset.",
+    ("kind",),
+)
 WAITING_PULLS: Final = Gauge(
     "escrowmq_waiting_pulls", "Pulls that are held until a message arrives."
 )
@@ -164,7 +170,8 @@ SEND_SECONDS: Final = Histogram(
     "this includes the flush.",
 )
 NATIVE_PATH: Final = Gauge(
-    "escrowmq_native_path", "1 if plain requests take the native path, 0 if all take the Python path."
+    "escrowmq_native_path",
+    "1 if plain requests take the native path, 0 if all requests take the Python path.",
 )
 NATIVE_REQUESTS: Final = Counter(
     "escrowmq_native_requests_total", "Requests that took the native path."
@@ -271,6 +278,13 @@ class BrokerMetrics:
         yield PERMISSION.value(self._permission)
         yield TOPICS.value(len(topics))
         yield CONSUMER_GROUPS.value(len(groups))
+        yield REFUSED_CREATIONS.samples(
+            [
+                (("topic",), self._broker.topics.refused_creations),
+                (("group",), self._broker.groups.refused_creations),
+                (("offset",), self._broker.offsets.refused),
+            ]
+        )
         dlq_topics = [topic for topic in topics if topic.startswith(DLQ_PREFIX)]
         yield DEAD_LETTERS.samples(self._dead_letters(topic) for topic in dlq_topics)
 
@@ -492,5 +506,5 @@ class TransactionMetrics:
         yield CHECK_LATENESS.value(counters.lateness_seconds)
 
 
-def _by_topic(table: dict[str, int]) -> list[_Sample]:
+def _by_topic(table: Mapping[str, int]) -> list[_Sample]:
     return [((topic, _bool_label(is_system_topic(topic))), count) for topic, count in table.items()]

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 # Of one connection in one turn. So many take about a millisecond; what exceeds it takes the Python
 # path, which has shares and slices.
 SHARE_REQUESTS_MAX: Final = 1024
-BATCH_BYTES_MAX: Final = 4 << 20  # of received bytes; with thousands of connections a turn has several
+BATCH_BYTES_MAX: Final = 4 << 20  # of received bytes; a turn may have several batches
 # Halves of these last bytes of the log are committed without reading them again.
 TAIL_BYTES: Final = 8 << 20
 

@@ -5,7 +5,8 @@
     Statistics       rates of the last minute, hour and day, as RocketMQ's tools show them
 
 Statistics counts nothing itself: it samples the counters every ten seconds and compares samples.
-Topics and groups take memory only while they exist (`BrokerCounters.purge()`) and had traffic.
+Topics and groups take memory only while they exist (`BrokerCounters.purge()`) and had traffic. A
+sample shares with the one before it what has not changed: there are ninety of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
@@ -26,8 +27,14 @@ from escrowmq.store.commit_log import AppendResult
 NORMAL: Final = "normal"
 DELAY: Final = "delay"
 TRANSACTION: Final = "transaction"
+MESSAGE_TYPES: Final = (NORMAL, DELAY, TRANSACTION)
 # Where delayed messages are stored until they are due.
 _DELAYED_TOPICS: Final = frozenset((names.SCHEDULE_TOPIC, TIMER_TOPIC))
+
+# Any client can pull every topic in the name of every group, so only so many pairs are counted by
+# name. The others are counted together.
+TRAFFIC_PAIRS_MAX: Final = 10_000
+OTHER_TRAFFIC: Final = "(other)"  # no topic and no group can have this name
 
 KIB: Final = 1024
 MESSAGE_BYTES_BUCKETS: Final = (KIB, 4 * KIB, 512 * KIB, KIB * KIB, 2 * KIB * KIB, 4 * KIB * KIB)
@@ -132,7 +139,9 @@ class BrokerCounters:
     def record_pull(self, topic: str, group: str, messages: int, size: int) -> None:
         traffic = self.messages_out.get((topic, group))
         if traffic is None:
-            traffic = self.messages_out[topic, group] = [0, 0]
+            if len(self.messages_out) >= TRAFFIC_PAIRS_MAX:
+                topic = group = OTHER_TRAFFIC
+            traffic = self.messages_out.setdefault((topic, group), [0, 0])
         self.fetched_messages += messages
         traffic[0] += messages
         traffic[1] += size
@@ -142,7 +151,9 @@ class BrokerCounters:
         for in_key in [key for key in self.messages_in if key[0] not in topics]:
             del self.messages_in[in_key]
         for out_key in [
-            key for key in self.messages_out if key[0] not in topics or key[1] not in groups
+            key
+            for key in self.messages_out
+            if key[0] != OTHER_TRAFFIC and (key[0] not in topics or key[1] not in groups)
         ]:
             del self.messages_out[out_key]
 
@@ -183,6 +194,19 @@ class TrafficRate:
     per_s: float
 
 
+K = TypeVar("K")
+
+
+def _share_unchanged(current: dict[K, Traffic], last: dict[K, Traffic]) -> dict[K, Traffic]:
+    """Return the current traffic, with the objects of the last sample where they are equal."""
+    if current == last:
+        return last
+    for key, traffic in current.items():
+        if last.get(key) == traffic:
+            current[key] = last[key]
+    return current
+
+
 def utc_day(now_ms: int) -> int:
     return now_ms // _DAY_MS
 
@@ -195,6 +219,7 @@ class Statistics:
     ) -> None:
         self._counters = counters
         self._day_of = day_of
+        self._last_sample = TrafficSample(now_ms, Totals(), {}, {})
         first = self.take_sample(now_ms)
         # The samples of every ten seconds reach back ten minutes.
         self._minute_samples: deque[TrafficSample] = deque([first], maxlen=60)
@@ -230,25 +255,57 @@ class Statistics:
             count, size = traffic_in.get(topic, NO_TRAFFIC)
             traffic_in[topic] = count + sizes.count, size + int(sizes.sum)
         traffic_out = {key: (count, size) for key, (count, size) in counters.messages_out.items()}
+        last = self._last_sample
+        self._last_sample = TrafficSample(
+            now_ms,
+            self.totals(),
+            _share_unchanged(traffic_in, last.traffic_in),
+            _share_unchanged(traffic_out, last.traffic_out),
+        )
+        return self._last_sample
+
+    def totals(self) -> Totals:
+        counters = self._counters
         pulls = sum(counters.requests.get(code, 0) for code in _PULL_CODES)
         missed = sum(
             count
             for (code, response_code), count in counters.refused.items()
             if code in _PULL_CODES and response_code != ResponseCode.SUCCESS
         )
-        totals = Totals(
+        return Totals(
             counters.stored_messages, counters.fetched_messages, max(0, pulls - missed), missed
         )
-        return TrafficSample(now_ms, totals, traffic_in, traffic_out)
+
+    # A request compares one topic or group with the samples. To take a whole sample for it would
+    # cost as much as there are topics and groups, for each of them if it asks for all.
+
+    def topic_traffic(self, topic: str) -> Traffic | None:
+        """Return what was sent to a topic since the start; None if nothing was."""
+        sizes_by_type = self._counters.messages_in
+        sizes = [
+            sizes_by_type[topic, kind] for kind in MESSAGE_TYPES if (topic, kind) in sizes_by_type
+        ]
+        if not sizes:
+            return None
+        return sum(size.count for size in sizes), sum(int(size.sum) for size in sizes)
+
+    def group_traffic(self, topic: str, group: str) -> Traffic | None:
+        """Return what a group has pulled from a topic since the start; None if nothing."""
+        traffic = self._counters.messages_out.get((topic, group))
+        return None if traffic is None else (traffic[0], traffic[1])
 
     def rates(self, field: str, now_ms: int) -> tuple[float, float, float]:
         """Return the rates per second of a field of Totals over 10 s, one and ten minutes."""
-        current = self.take_sample(now_ms)
-        return (
-            self._rate(self._sample_before(now_ms, MINUTE_STEP_MS), current, field),
-            self._rate(self._sample_before(now_ms, 60_000), current, field),
-            self._rate(self._sample_before(now_ms, 600_000), current, field),
-        )
+
+        def per_s(span_ms: int) -> float:
+            earlier = self._sample_before(now_ms, span_ms)
+            return _rate(
+                getattr(current, field) - getattr(earlier.totals, field),
+                now_ms - earlier.taken_ms,
+            ).per_s
+
+        current = self.totals()
+        return per_s(MINUTE_STEP_MS), per_s(60_000), per_s(600_000)
 
     def topic_rates(
         self, topic: str, index: int, now_ms: int
@@ -257,32 +314,39 @@ class Statistics:
 
         `index` 0 counts messages, 1 counts bytes.
         """
-        current = self.take_sample(now_ms)
         return self._rates_by_span(
-            lambda sample: sample.traffic_in.get(topic, NO_TRAFFIC)[index], current
+            lambda sample: sample.traffic_in.get(topic, NO_TRAFFIC)[index],
+            (self.topic_traffic(topic) or NO_TRAFFIC)[index],
+            now_ms,
         )
 
     def group_rates(
         self, topic: str, group: str, index: int, now_ms: int
     ) -> tuple[TrafficRate, TrafficRate, TrafficRate]:
-        current = self.take_sample(now_ms)
         return self._rates_by_span(
-            lambda sample: sample.traffic_out.get((topic, group), NO_TRAFFIC)[index], current
+            lambda sample: sample.traffic_out.get((topic, group), NO_TRAFFIC)[index],
+            (self.group_traffic(topic, group) or NO_TRAFFIC)[index],
+            now_ms,
         )
 
     def broker_rates(self, field: str, now_ms: int) -> tuple[TrafficRate, TrafficRate, TrafficRate]:
-        current = self.take_sample(now_ms)
-        return self._rates_by_span(lambda sample: int(getattr(sample.totals, field)), current)
+        current = int(getattr(self.totals(), field))
+        return self._rates_by_span(
+            lambda sample: int(getattr(sample.totals, field)), current, now_ms
+        )
 
     def _rates_by_span(
-        self, value: Callable[[TrafficSample], int], current: TrafficSample
+        self, value: Callable[[TrafficSample], int], current: int, now_ms: int
     ) -> tuple[TrafficRate, TrafficRate, TrafficRate]:
+        """Compare a current value with that of the samples before a minute, an hour and a day."""
         since = (
-            self._sample_before(current.taken_ms, 60_000),
+            self._sample_before(now_ms, 60_000),
             self._hour_samples[0],
             self._day_samples[0],
         )
-        minute, hour, day = (_rate_between(value, sample, current) for sample in since)
+        minute, hour, day = (
+            _rate(current - value(sample), now_ms - sample.taken_ms) for sample in since
+        )
         return minute, hour, day
 
     def _sample_before(self, now_ms: int, span_ms: int) -> TrafficSample:
@@ -292,17 +356,8 @@ class Statistics:
                 return sample
         return self._minute_samples[0]
 
-    @staticmethod
-    def _rate(earlier: TrafficSample, current: TrafficSample, field: str) -> float:
-        return _rate_between(
-            lambda sample: int(getattr(sample.totals, field)), earlier, current
-        ).per_s
 
-
-def _rate_between(
-    value: Callable[[TrafficSample], int], earlier: TrafficSample, current: TrafficSample
-) -> TrafficRate:
+def _rate(count: int, elapsed_ms: int) -> TrafficRate:
     # The counters of a topic that was deleted and created again begin at 0.
-    count = max(0, value(current) - value(earlier))
-    elapsed_ms = max(1_000, current.taken_ms - earlier.taken_ms)
-    return TrafficRate(count, count * 1000 / elapsed_ms)
+    count = max(0, count)
+    return TrafficRate(count, count * 1000 / max(1_000, elapsed_ms))

@@ -81,7 +81,7 @@ def describe(error: BaseException) -> str:
     """Return an exception as a short text that can be sent, whatever its own methods do."""
     try:
         text = repr(error)
-    except Exception:
+    except BaseException:  # this is code of the application too
         text = f"{type(error).__name__} (its text cannot be shown)"
     return shorten(text)
 

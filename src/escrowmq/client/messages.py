@@ -129,6 +129,19 @@ class ReceivedMessage:
         return self.properties.get(TX_NAME, "")
 
 
+_PROPERTY_BYTES: Final = 130  # measured: what a property takes in memory beside its text
+
+
+def retained_bytes(message: ReceivedMessage) -> int:
+    """Return about how much memory a message takes.
+
+    Most of it is the body. But 32 KiB of short properties become half a megabyte of objects.
+    """
+    properties = message.properties
+    texts = sum(map(len, properties)) + sum(map(len, properties.values()))
+    return len(message.body) + texts + _PROPERTY_BYTES * len(properties)
+
+
 def to_received_message(
     record: StoredRecord, broker: str = "", *, body_bytes_max: int = BODY_BYTES_MAX
 ) -> ReceivedMessage:

@@ -136,6 +136,11 @@ class BrokerConfig(_SettingsGroup):
         True, Boolean(), "autoCreateTopicEnable", "",
         "Create a topic when the first message is sent to it.", live=True,
     )
+    auto_topics_max: int = setting(
+        10_000, WholeNumber(0), "escrowAutoTopicsMax", "topics",
+        "With this many topics, none is created automatically; administrators still can.",
+        live=True,
+    )
     topic_queues: int = setting(
         8, WholeNumber(1, 65_535), "defaultTopicQueueNums", "queues",
         "Maximum number of queues of a topic that is created automatically.",
@@ -143,6 +148,10 @@ class BrokerConfig(_SettingsGroup):
     creates_groups: bool = setting(
         True, Boolean(), "autoCreateSubscriptionGroup", "",
         "Create a consumer group when its first consumer connects.", live=True,
+    )
+    auto_groups_max: int = setting(
+        10_000, WholeNumber(0), "escrowAutoGroupsMax", "groups",
+        "With this many consumer groups, none is created automatically.", live=True,
     )
     has_cluster_topic: bool = setting(
         True, Boolean(), "clusterTopicEnable", "",
@@ -400,6 +409,10 @@ class ConsumeConfig(_SettingsGroup):
     waiting_pulls_max: int = setting(
         100_000, WholeNumber(0), "escrowWaitingPullsMax", "pulls",
         "Maximum number of held pulls; further ones are answered at once.",
+    )
+    offsets_max: int = setting(
+        200_000, WholeNumber(0), "escrowOffsetsMax", "offsets",
+        "With this many offsets of groups and queues, no further ones are stored.", live=True,
     )
     offsets_interval_ms: int = setting(
         5_000, WholeNumber(1), "flushConsumerOffsetInterval", "ms",

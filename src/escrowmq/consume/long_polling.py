@@ -18,16 +18,21 @@ import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from escrowmq.client_memory import ClientMemory, MemoryUse
 from escrowmq.consume.subscription import MATCH_ALL, MessageFilter
 from escrowmq.errors import TableFull
+from escrowmq.fair_shares import FairShares
 from escrowmq.message.record import QueueOffset
 from escrowmq.peer import Peer
 
 HELD_PULLS_PER_CHANNEL_MAX: Final = 10_000
-HELD_PULL_BYTES: Final = 1_500  # an estimate, with its request and without its filter
+# What a held pull takes with its request, and without its filter. The names of its topic and group
+# have at most 255 bytes each. Measured on CPython 3.11 by tests/unit/test_memory_estimates.py:
+# 1,900 bytes for one of many pulls of a connection, 3,100 for the only one.
+HELD_PULL_BYTES: Final = 3_500
 _HEAP_SLACK: Final = 64
 
 Arrival = tuple[int, bytes]  # tags code and encoded properties of a message that was just stored
@@ -46,7 +51,11 @@ class HeldPull(Generic[P]):
     channel: Peer
     payload: P
     message_filter: MessageFilter = MATCH_ALL
-    is_held: bool = False
+    sequence: int = 0  # set while it is held
+
+    @property
+    def is_held(self) -> bool:
+        return self.sequence > 0
 
     @property
     def retained_bytes(self) -> int:
@@ -69,8 +78,11 @@ class LongPolls(Generic[P]):
         # The inner dicts are ordered sets: pulls of a channel that came first are woken first.
         self._queues: dict[tuple[str, int], dict[Peer, dict[HeldPull[P], None]]] = {}
         self._channels: dict[Peer, dict[HeldPull[P], None]] = {}
-        self._heap: list[tuple[int, int, HeldPull[P]]] = []  # due time, sequence number, pull
-        self._greediest: Peer | None = None  # the channel that had most pulls when it was searched
+        # The heap has no pulls, only their numbers: a pull that leaves early is freed at once, and
+        # not with thousands of others when the heap is rebuilt.
+        self._heap: list[tuple[int, int]] = []  # due time, sequence number
+        self._by_sequence: dict[int, HeldPull[P]] = {}
+        self._shares: FairShares[Peer] = FairShares()  # pulls of each channel
         self._count = 0
         self._sequence = 0
 
@@ -90,35 +102,26 @@ class LongPolls(Generic[P]):
         queue_channels.setdefault(pull.channel, {})[pull] = None
         self._channels.setdefault(pull.channel, {})[pull] = None
         self._sequence += 1
-        heapq.heappush(self._heap, (pull.due_ms, self._sequence, pull))
+        pull.sequence = self._sequence
+        self._by_sequence[pull.sequence] = pull
+        heapq.heappush(self._heap, (pull.due_ms, pull.sequence))
         self._count += 1
-        pull.is_held = True
+        self._shares.add(pull.channel, 1)
         return True
 
     def make_room(self, channel: Peer) -> HeldPull[P] | None:
         """Remove and return the newest pull of a greedy channel; respond to it now.
 
-        Return None if there is room, or if this channel has its share: as many as the average.
+        Return None if there is room, or if this channel and its origin have their share.
         """
-        own_count = len(self._channels.get(channel, ()))
-        if self._count < self._pulls_max or own_count * len(self._channels) >= self._count:
+        if self._count < self._pulls_max:
             return None
-        greedy = self._find_greedy(own_count + 2)
+        greedy = self._shares.find_greedy(channel)
         if greedy is None:
             return None
         pull = next(reversed(self._channels[greedy]))
         self._release([pull])
         return pull
-
-    def _find_greedy(self, count_min: int) -> Peer | None:
-        """Return a channel with so many pulls or more, the greediest if it has to be searched."""
-        # Looking at all channels for every pull would take long, so the channel that was found is
-        # used again for as long as it has enough.
-        channel = self._greediest
-        if channel is None or len(self._channels.get(channel, ())) < count_min:
-            channel = max(self._channels, key=lambda channel: len(self._channels[channel]))
-            self._greediest = channel
-        return channel if len(self._channels[channel]) >= count_min else None
 
     def has_pulls(self, topic: str, queue_id: int) -> bool:
         """Return whether pulls wait for this queue, so that its arrivals have to be collected."""
@@ -152,19 +155,18 @@ class LongPolls(Generic[P]):
         channels = self._queues.get((topic, queue_id))
         if channels is None:
             return
-        rounds = deque(iter(list(pulls)) for pulls in channels.values())
+        # Each list is used up from its end, so that a pull is freed as soon as it is responded to.
+        # To free a hundred thousand of them at once would take 0.1 s.
+        rounds = deque(list(reversed(pulls)) for pulls in channels.values())
         while rounds:
-            pull = next(rounds[0], None)
-            if pull is None:
+            if not rounds[0]:
                 rounds.popleft()
                 continue
+            pull = rounds[0].pop()
             rounds.rotate(-1)
             if pull.is_held and _is_ready(pull, max_offset, arrivals):
                 self._remove(pull)
                 yield pull
-                # Not all at once at the end: to free a hundred thousand pulls takes 0.1 s.
-                if self._heap and not self._heap[0][2].is_held:
-                    heapq.heappop(self._heap)
             else:
                 yield None
         self._shrink_heap()
@@ -175,22 +177,27 @@ class LongPolls(Generic[P]):
 
     def release_expired(self, now_ms: int) -> Iterator[HeldPull[P]]:
         """Remove and yield the pulls whose time is over, the earliest first."""
-        while self._heap and (self._heap[0][0] <= now_ms or not self._heap[0][2].is_held):
-            pull = heapq.heappop(self._heap)[2]
-            if pull.is_held:
+        heap, by_sequence = self._heap, self._by_sequence
+        while heap and (heap[0][0] <= now_ms or heap[0][1] not in by_sequence):
+            pull = by_sequence.get(heapq.heappop(heap)[1])
+            if pull is not None:
                 self._remove(pull)
                 yield pull
+            heap = self._heap  # it may have been rebuilt meanwhile
 
     def next_due_ms(self) -> int | None:
         """Return when `expire` will have something to do; None if no pull is held."""
         heap = self._heap
-        while heap and not heap[0][2].is_held:
+        while heap and heap[0][1] not in self._by_sequence:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def channel_closed(self, channel: Peer) -> list[HeldPull[P]]:
-        """Remove and return the pulls of a closed channel. No response can reach them."""
-        closed = list(self._channels.get(channel, ()))
+    def channel_closed(self, channel: Peer, *, count_max: int | None = None) -> list[HeldPull[P]]:
+        """Remove and return the pulls of a closed channel. No response can reach them.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        closed = list(islice(self._channels.get(channel, ()), count_max))
         self._release(closed)
         return closed
 
@@ -216,12 +223,14 @@ class LongPolls(Generic[P]):
         # stay for many seconds. So rebuild the heap once most of it has left; the slack keeps a
         # heap of a few pulls from being rebuilt all the time.
         if len(self._heap) > 2 * self._count + _HEAP_SLACK:
-            self._heap = [entry for entry in self._heap if entry[2].is_held]
+            self._heap = [entry for entry in self._heap if entry[1] in self._by_sequence]
             heapq.heapify(self._heap)
 
     def _remove(self, pull: HeldPull[P]) -> None:
-        pull.is_held = False
+        del self._by_sequence[pull.sequence]
+        pull.sequence = 0
         self._count -= 1
+        self._shares.add(pull.channel, -1)
         self._memory.release(pull.channel, MemoryUse.HELD_PULLS, pull.retained_bytes)
         key, channel = (pull.topic, pull.queue_id), pull.channel
         queue_channels, channel_pulls = self._queues[key], self._channels[channel]
@@ -233,8 +242,6 @@ class LongPolls(Generic[P]):
             del self._queues[key]
         if not channel_pulls:
             del self._channels[channel]
-            if channel is self._greediest:
-                self._greediest = None
 
 
 def _is_ready(pull: HeldPull[P], max_offset: int, arrivals: Sequence[Arrival] | None) -> bool:

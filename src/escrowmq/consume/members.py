@@ -33,19 +33,25 @@ with few members at the cost of the channel that has most.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from escrowmq.client_memory import ClientMemory, MemoryUse
+from escrowmq.client_memory import ClientMemory, MemoryUse, text_bytes
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
-from escrowmq.peer import Peer
+from escrowmq.fair_shares import FairShares
+from escrowmq.peer import DISCONNECTED, Peer
 
 MEMBER_TIMEOUT_MS: Final = 120_000  # without a heartbeat; clients send one every 30 s
 MEMBERS_MAX: Final = 100_000
 MEMBERS_PER_CHANNEL_MAX: Final = 1_000
-MEMBER_BYTES: Final = 1_000  # an estimate, without the names
+# What a member takes without its names, and a consumer group without its subscriptions. Measured on
+# CPython 3.11 by tests/unit/test_memory_estimates.py: 900 bytes for one of many members of a
+# connection, 2,150 for the only one; a group takes 650.
+MEMBER_BYTES: Final = 2_400
+GROUP_BYTES: Final = 800
 
 # The owner's type of channel. The tables hand channels out again as the type they were given.
 C = TypeVar("C", bound=Peer)
@@ -74,7 +80,9 @@ class Member(Generic[C]):
 
     @property
     def retained_bytes(self) -> int:
-        return MEMBER_BYTES + 2 * (len(self.group) + len(self.client.client_id))
+        # Twice, because a renewed member brings new copies, and the keys of the tables are the old
+        # ones.
+        return MEMBER_BYTES + 2 * (text_bytes(self.group) + text_bytes(self.client.client_id))
 
 
 class MemberTable(Generic[C]):
@@ -95,9 +103,10 @@ class MemberTable(Generic[C]):
         self._count = 0
         # The same members three times, because each is looked up on a path that is called often.
         self._groups: dict[str, OrderedDict[str, Member[C]]] = {}  # group -> client id -> member
-        self._channels: dict[C, set[tuple[str, str]]] = {}  # channel -> group and client id
+        # channel -> group and client id; ordered, so that a simulation can be repeated
+        self._channels: dict[C, dict[tuple[str, str], None]] = {}
         self._clients: dict[str, dict[str, Member[C]]] = {}  # client id -> group -> member
-        self._greediest: C | None = None  # the channel that had most members when it was searched
+        self._shares: FairShares[C] = FairShares()  # members of each channel
 
     def __len__(self) -> int:
         return self._count
@@ -122,34 +131,25 @@ class MemberTable(Generic[C]):
         self._count += previous is None
         self._groups.setdefault(group, OrderedDict())[client.client_id] = member
         self._clients.setdefault(client.client_id, {})[group] = member
-        self._channels.setdefault(client.channel, set()).add((group, client.client_id))
+        self._channels.setdefault(client.channel, {})[group, client.client_id] = None
+        if is_new:
+            self._shares.add(client.channel, 1)
         return is_new
 
     def make_room(self, channel: C) -> Member[C] | None:
         """Remove and return a member of a greedy channel, so that this channel can have one.
 
-        Return None if there is room, or if this channel has its share: as many as the average.
+        Return None if there is room, or if this channel and its origin have their share.
         """
-        own_count = len(self._channels.get(channel, ()))
-        if self._count < self._members_max or own_count * len(self._channels) >= self._count:
+        if self._count < self._members_max:
             return None
-        greedy = self._find_greedy(own_count + 2)
+        greedy = self._shares.find_greedy(channel)
         if greedy is None:
             return None
         group, client_id = next(iter(self._channels[greedy]))
         member = self._groups[group][client_id]
         self._remove(member)
         return member
-
-    def _find_greedy(self, count_min: int) -> C | None:
-        """Return a channel with so many members or more, the greediest if it has to be searched."""
-        # Looking at all channels for every member would take long, so the channel that was found
-        # is used again for as long as it has enough.
-        channel = self._greediest
-        if channel is None or len(self._channels.get(channel, ())) < count_min:
-            channel = max(self._channels, key=lambda channel: len(self._channels[channel]))
-            self._greediest = channel
-        return channel if len(self._channels[channel]) >= count_min else None
 
     def leave(self, group: str, client_id: str, channel: C) -> Member[C] | None:
         """Remove and return a member.
@@ -163,9 +163,12 @@ class MemberTable(Generic[C]):
         self._remove(member)
         return member
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        """Remove and return the members on a closed channel."""
-        keys = sorted(self._channels.get(channel, ()))
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        """Remove and return the members on a closed channel.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        keys = list(islice(self._channels.get(channel, ()), count_max))
         removed = [self._groups[group][client_id] for group, client_id in keys]
         for member in removed:
             self._remove(member)
@@ -173,20 +176,34 @@ class MemberTable(Generic[C]):
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         """Remove and return the members whose last heartbeat is too old."""
+        return [member for member in self.release_expired(now_ms) if member is not None]
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield the members whose last heartbeat is too old; yield None for others.
+
+        The caller may pause after each.
+        """
         oldest_ms = now_ms - self._timeout_ms
-        removed = [
-            member
-            for members in self._groups.values()
-            for member in members.values()
-            if member.last_heartbeat_ms < oldest_ms
-        ]
-        for member in removed:
-            self._remove(member)
-        return removed
+        for group in list(self._groups):
+            members = self.members_of(group)
+            members.reverse()
+            while members:
+                member = members.pop()  # so that it is freed now, and not with all others
+                # It may have left, or come back, while the caller paused.
+                is_current = self.find(group, member.client.client_id) is member
+                if is_current and member.last_heartbeat_ms < oldest_ms:
+                    self._remove(member)
+                    yield member
+                else:
+                    yield None
 
     def find(self, group: str, client_id: str) -> Member[C] | None:
         members = self._groups.get(group)
         return None if members is None else members.get(client_id)
+
+    def first_member(self, group: str) -> Member[C]:
+        """Return one member of a group that has members."""
+        return next(iter(self._groups[group].values()))
 
     def members_of(self, group: str) -> list[Member[C]]:
         return list(self._groups.get(group, {}).values())
@@ -231,12 +248,11 @@ class MemberTable(Generic[C]):
     def _unlink_channel(self, member: Member[C]) -> None:
         channel = member.client.channel
         self._memory.release(channel, MemoryUse.MEMBERS, member.retained_bytes)
+        self._shares.add(channel, -1)
         keys = self._channels[channel]
-        keys.discard((member.group, member.client.client_id))
+        del keys[member.group, member.client.client_id]
         if not keys:
             del self._channels[channel]
-            if channel is self._greediest:
-                self._greediest = None
 
 
 # --- consumer groups -----------------------------------------------------------------------------
@@ -253,6 +269,11 @@ class ConsumerGroupSettings:
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = CLUSTERING
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+
+    @property
+    def retained_bytes(self) -> int:
+        texts = (self.consume_type, self.message_model, self.consume_from_where)
+        return sum(map(text_bytes, texts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -323,13 +344,15 @@ class ConsumerGroups(Generic[C]):
         group.settings = settings
         needs_subscriptions = fingerprint == 0 or fingerprint != group.fingerprint
         has_changed = is_new
-        if not (fingerprint and without_sub):
-            try:
+        brings_subscriptions = not (fingerprint and without_sub)
+        try:
+            if brings_subscriptions or group.subscription_owner is None:
                 self._count_subscriptions(group, client.channel, subscriptions)
-            except TableFull:
-                if is_new:
-                    self.unregister(name, client.client_id, client.channel)
-                raise
+        except TableFull:
+            if is_new:
+                self.unregister(name, client.client_id, client.channel)
+            raise
+        if brings_subscriptions:
             group.fingerprint = fingerprint
             has_changed = _update_subscriptions(group.subscriptions, subscriptions) or is_new
         return HeartbeatResult(
@@ -342,7 +365,8 @@ class ConsumerGroups(Generic[C]):
         self, group: ConsumerGroup, channel: C, subscriptions: Sequence[Subscription]
     ) -> None:
         """Count the subscriptions of a group for the channel that brings them. Raise TableFull."""
-        count = sum(subscription.retained_bytes for subscription in subscriptions)
+        count = GROUP_BYTES + group.settings.retained_bytes
+        count += sum(subscription.retained_bytes for subscription in subscriptions)
         if count == group.subscription_bytes and channel is group.subscription_owner:
             return
         self._release_subscriptions(group)
@@ -361,13 +385,23 @@ class ConsumerGroups(Generic[C]):
         member = self._members.leave(name, client_id, channel)
         return bool(self._remove_empty_groups([] if member is None else [member]))
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        """Remove and return the members on a closed channel. Their groups have changed."""
-        return self._remove_empty_groups(self._members.channel_closed(channel))
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        """Remove and return the members on a closed channel. Their groups have changed.
+
+        With `count_max`, remove no more than so many; call it again while there are any.
+        """
+        return self._remove_empty_groups(self._members.channel_closed(channel, count_max=count_max))
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         """Remove and return members without heartbeats. Their groups have changed."""
-        return self._remove_empty_groups(self._members.expire(now_ms))
+        return [member for member in self.release_expired(now_ms) if member is not None]
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield members without heartbeats, one by one; yield None for others."""
+        for member in self._members.release_expired(now_ms):
+            if member is not None:
+                self._remove_empty_groups([member])
+            yield member
 
     def find(self, name: str) -> ConsumerGroup | None:
         """Return the group; None if no member of it is connected."""
@@ -394,18 +428,20 @@ class ConsumerGroups(Generic[C]):
         member = self._members.find(name, client_id)
         return None if member is None else member.client.channel
 
-    def channels_to_notify(self, name: str) -> list[C]:
-        """Return the channels to notify of a change.
+    def channels_to_notify(self, name: str) -> Iterator[C | None]:
+        """Yield the channels to notify of a change, each once; None for any other member.
 
         A broadcasting group has none: each of its members reads every queue, so there is nothing to
-        rebalance.
+        rebalance. The caller may pause after each.
         """
         group = self._groups.get(name)
         if group is None or group.is_broadcasting:
-            return []
-        # A channel may have many members of the group; it is notified once.
-        channels = (member.client.channel for member in self._members.members_of(name))
-        return list(dict.fromkeys(channels))
+            return
+        seen: set[C] = set()  # a channel may have many members of the group
+        for member in self._members.members_of(name):
+            channel = member.client.channel
+            yield None if channel in seen else channel
+            seen.add(channel)
 
     def _remove_empty_groups(self, removed: list[Member[C]]) -> list[Member[C]]:
         for member in removed:
@@ -423,7 +459,7 @@ class ConsumerGroups(Generic[C]):
         """Count the subscriptions for another member: the one that brought them has left."""
         count = group.subscription_bytes
         self._release_subscriptions(group)
-        owner = self._members.members_of(group.name)[0].client.channel
+        owner = self._members.first_member(group.name).client.channel
         self._memory.add(owner, MemoryUse.SUBSCRIPTIONS, count)
         group.subscription_bytes, group.subscription_owner = count, owner
 
@@ -463,11 +499,15 @@ class ProducerGroups(Generic[C]):
         """Remove a member that says goodbye. Return whether there was such a member."""
         return self._members.leave(name, client_id, channel) is not None
 
-    def channel_closed(self, channel: C) -> list[Member[C]]:
-        return self._members.channel_closed(channel)
+    def channel_closed(self, channel: C, *, count_max: int | None = None) -> list[Member[C]]:
+        return self._members.channel_closed(channel, count_max=count_max)
 
     def expire(self, now_ms: int) -> list[Member[C]]:
         return self._members.expire(now_ms)
+
+    def release_expired(self, now_ms: int) -> Iterator[Member[C] | None]:
+        """Remove and yield members without heartbeats, one by one; yield None for others."""
+        return self._members.release_expired(now_ms)
 
     def names(self) -> list[str]:
         return self._members.names()
@@ -493,17 +533,35 @@ class ProducerGroups(Generic[C]):
 # --- queue locks ---------------------------------------------------------------------------------
 
 LOCK_VALID_MS: Final = 60_000
+# While many locks are held, those that are no longer valid are searched so often at most.
+_EXPIRE_INTERVAL_MS: Final = 1_000
 LOCKS_MAX: Final = 100_000
 # Half of the table is for channels that have fewer locks than this.
 LOCKS_OF_SMALL_CHANNEL: Final = 256
+# What a lock takes without its names. Measured on CPython 3.11 by
+# tests/unit/test_memory_estimates.py: 500 bytes for one of many locks of a connection, 1,300 for
+# the only one.
+LOCK_BYTES: Final = 1_400
 
 LockedQueue = tuple[str, int]  # topic and queue id
+
+
+class _LockingChannel:
+    """The locks that were requested over one channel."""
+
+    __slots__ = ("count", "lock_bytes", "peer")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer  # DISCONNECTED after the channel has closed
+        self.count = 0
+        self.lock_bytes = 0
 
 
 class _Lock(NamedTuple):
     owner: str  # client id
     renewed_ms: int
-    channel: Peer | None  # over which it was requested
+    channel: _LockingChannel
+    retained_bytes: int
 
     def is_valid(self, now_ms: int) -> bool:
         return now_ms - self.renewed_ms <= LOCK_VALID_MS
@@ -517,14 +575,17 @@ class QueueLocks:
     queue and considers itself the owner until the lock expires.
 
     Callers check that the queue exists and that names are not too long; this bounds a lock. When
-    half of the table is in use, only channels with few locks get new ones.
+    half of the table is in use, only channels with few locks get new ones. The bytes of a lock are
+    counted for its channel, and after that has closed for DISCONNECTED.
     """
 
-    def __init__(self, *, locks_max: int = LOCKS_MAX) -> None:
+    def __init__(self, *, locks_max: int = LOCKS_MAX, memory: ClientMemory | None = None) -> None:
+        self._memory = ClientMemory() if memory is None else memory
         self._locks_max = locks_max
         self._count = 0
         self._groups: dict[str, dict[LockedQueue, _Lock]] = {}
-        self._count_by_channel: dict[Peer | None, int] = {}
+        self._channels: dict[Peer, _LockingChannel] = {}
+        self._next_expiry_ms = 0
 
     def __len__(self) -> int:
         return self._count
@@ -536,30 +597,51 @@ class QueueLocks:
         queues: Iterable[LockedQueue],
         *,
         now_ms: int,
-        channel: Peer | None = None,
+        channel: Peer = DISCONNECTED,
     ) -> list[LockedQueue]:
         """Lock or renew queues. Return those that the client owns now.
 
         Queues that another client owns are left out, and new locks beyond the limits are too.
         """
-        if self._count >= self._locks_max // 2:
+        if self._count >= self._locks_max // 2 and now_ms >= self._next_expiry_ms:
+            self._next_expiry_ms = now_ms + _EXPIRE_INTERVAL_MS
             self.expire(now_ms)
-        granted = []
-        for queue in dict.fromkeys(queues):
-            held = self._groups.get(group, {}).get(queue)
-            if held is None and not self._has_capacity(channel):
-                continue
-            if held is None or held.owner == client_id or not held.is_valid(now_ms):
-                if held is not None:
-                    self._remove(group, queue)
-                self._add(group, queue, _Lock(client_id, now_ms, channel))
-                granted.append(queue)
-        return granted
+        return [
+            queue
+            for queue in dict.fromkeys(queues)
+            if self._lock_one(group, client_id, queue, now_ms, channel)
+        ]
 
-    def _has_capacity(self, channel: Peer | None) -> bool:
+    def _lock_one(
+        self, group: str, client_id: str, queue: LockedQueue, now_ms: int, channel: Peer
+    ) -> bool:
+        held = self._groups.get(group, {}).get(queue)
+        count = LOCK_BYTES + text_bytes(group) + text_bytes(client_id) + text_bytes(queue[0])
+        if held is None and not self._has_capacity(channel):
+            return False
+        if held is not None and held.owner != client_id and held.is_valid(now_ms):
+            return False
+        if held is not None and held.owner == client_id:
+            # It is there already and must not be lost, so this is never refused.
+            self._memory.add(channel, MemoryUse.QUEUE_LOCKS, count)
+        else:
+            try:
+                self._memory.reserve(channel, MemoryUse.QUEUE_LOCKS, count)
+            except TableFull:
+                return False
+        if held is not None:
+            self._remove(group, queue)
+        locking_channel = self._channels.get(channel)
+        if locking_channel is None:
+            locking_channel = self._channels[channel] = _LockingChannel(channel)
+        self._add(group, queue, _Lock(client_id, now_ms, locking_channel, count))
+        return True
+
+    def _has_capacity(self, channel: Peer) -> bool:
         if self._count < self._locks_max // 2:
             return True
-        is_small = self._count_by_channel.get(channel, 0) < LOCKS_OF_SMALL_CHANNEL
+        locking_channel = self._channels.get(channel)
+        is_small = locking_channel is None or locking_channel.count < LOCKS_OF_SMALL_CHANNEL
         return self._count < self._locks_max and is_small
 
     def unlock(self, group: str, client_id: str, queues: Iterable[LockedQueue]) -> None:
@@ -568,6 +650,16 @@ class QueueLocks:
             held = self._groups.get(group, {}).get(queue)
             if held is not None and held.owner == client_id:
                 self._remove(group, queue)
+
+    def channel_closed(self, channel: Peer) -> None:
+        """Count the locks of a closed channel for nobody; they stay until they expire."""
+        locking_channel = self._channels.pop(channel, None)
+        if locking_channel is None or channel is DISCONNECTED:
+            return
+        # The locks do not keep the channel either, which has many more bytes than they have.
+        locking_channel.peer = DISCONNECTED
+        self._memory.release(channel, MemoryUse.QUEUE_LOCKS, locking_channel.lock_bytes)
+        self._memory.add(DISCONNECTED, MemoryUse.QUEUE_LOCKS, locking_channel.lock_bytes)
 
     def is_locked_by(self, group: str, client_id: str, queue: LockedQueue, *, now_ms: int) -> bool:
         held = self._groups.get(group, {}).get(queue)
@@ -591,8 +683,8 @@ class QueueLocks:
 
     def _add(self, group: str, queue: LockedQueue, lock: _Lock) -> None:
         self._count += 1
-        counts = self._count_by_channel
-        counts[lock.channel] = counts.get(lock.channel, 0) + 1
+        lock.channel.count += 1
+        lock.channel.lock_bytes += lock.retained_bytes
         self._groups.setdefault(group, {})[queue] = lock
 
     def _remove(self, group: str, queue: LockedQueue) -> None:
@@ -600,6 +692,9 @@ class QueueLocks:
         lock = self._groups[group].pop(queue)
         if not self._groups[group]:
             del self._groups[group]
-        self._count_by_channel[lock.channel] -= 1
-        if not self._count_by_channel[lock.channel]:
-            del self._count_by_channel[lock.channel]
+        channel = lock.channel
+        channel.count -= 1
+        channel.lock_bytes -= lock.retained_bytes
+        self._memory.release(channel.peer, MemoryUse.QUEUE_LOCKS, lock.retained_bytes)
+        if not channel.count and self._channels.get(channel.peer) is channel:
+            del self._channels[channel.peer]

@@ -2,23 +2,29 @@
 
     topic@group -> queue id -> queue offset        the format of consumerOffset.json
 
-Callers check that topic, group and queue exist before they commit; this bounds the table.
+Callers check that topic, group and queue exist before they commit. A client could still commit for
+every pair of a group and a queue, so the number of offsets is limited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import msgspec
+
+from escrowmq.errors import TableFull
 from escrowmq.message.record import QueueOffset
 
+OFFSETS_MAX: Final = 200_000
 _SEPARATOR = "@"  # neither topics nor groups may contain it
 
 
-class OffsetsSnapshot(NamedTuple):
-    table: dict[str, dict[int, int]]
-    topics: dict[str, set[str]]
-    resets: dict[tuple[str, str, int], QueueOffset]
+class _Offsets(NamedTuple):
+    """The offsets of one group in one topic; None if there are none."""
+
+    queues: dict[int, int] | None
+    resets: dict[int, QueueOffset] | None
 
 
 class ConsumerOffsets:
@@ -28,40 +34,90 @@ class ConsumerOffsets:
     whether there is something new to save.
     """
 
-    def __init__(self, table: Mapping[str, Mapping[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        table: Mapping[str, Mapping[int, int]] | None = None,
+        *,
+        offsets_max: int = OFFSETS_MAX,
+    ) -> None:
         self.version = 0
+        self.offsets_max = offsets_max
+        self.refused = 0  # commits, because there are too many offsets
         self._table: dict[str, dict[int, int]] = {}
         self._topics: dict[str, set[str]] = {}  # by group
-        self._resets: dict[tuple[str, str, int], QueueOffset] = {}
+        self._resets: dict[str, dict[int, QueueOffset]] = {}  # with the keys of the table
+        # What is changed since `begin_changes`, by topic and group, as it was before.
+        self._before: dict[tuple[str, str], _Offsets] | None = None
         for key, queues in (table or {}).items():
             topic, separator, group = key.partition(_SEPARATOR)
             self._table[key] = dict(queues)
             if separator:  # keys of another form are preserved but not used
                 self._topics.setdefault(group, set()).add(topic)
+        self._count = _count_offsets(self._table)
+
+    def __len__(self) -> int:
+        """Return the number of offsets, one for each group and queue."""
+        return self._count
 
     def dump(self) -> dict[str, dict[int, int]]:
-        """Return a copy, which can be saved while commits go on."""
+        """Return a copy."""
         return {key: dict(queues) for key, queues in self._table.items()}
 
-    def snapshot(self) -> OffsetsSnapshot:
-        """Return everything as it is now, for `restore`."""
-        topics = {group: set(topics) for group, topics in self._topics.items()}
-        return OffsetsSnapshot(self.dump(), topics, dict(self._resets))
+    def encode(self) -> bytes:
+        """Return all offsets as JSON, to be saved. There may be hundreds of thousands."""
+        return msgspec.json.encode(self._table)
 
-    def restore(self, snapshot: OffsetsSnapshot) -> None:
-        """Undo what has changed since a snapshot, because it could not be saved."""
-        self._table, self._topics, self._resets = snapshot
+    def begin_changes(self) -> None:
+        """Remember what an administrator changes from now on, so that `end_changes` can undo it.
+
+        No offset may be committed in between.
+        """
+        self._before = {}
+
+    def end_changes(self, *, is_kept: bool) -> None:
+        """Keep what was changed since `begin_changes`, or undo it because it was not saved."""
+        before, self._before = self._before or {}, None
+        if is_kept:
+            return
+        for (topic, group), offsets in before.items():
+            key = topic + _SEPARATOR + group
+            if key in self._table:
+                self._drop(topic, group)
+            if offsets.queues is not None:
+                self._table[key] = offsets.queues
+                self._count += len(offsets.queues)
+                self._topics.setdefault(group, set()).add(topic)
+            if offsets.resets is not None:
+                self._resets[key] = offsets.resets
         self.version += 1  # the file may have what is undone here, so it has to be saved again
+
+    def _note_change(self, topic: str, group: str, key: str) -> None:
+        assert self._before is not None
+        if (topic, group) not in self._before:
+            queues, resets = self._table.get(key), self._resets.get(key)
+            self._before[topic, group] = _Offsets(
+                None if queues is None else dict(queues), None if resets is None else dict(resets)
+            )
 
     def commit(self, topic: str, group: str, queue_id: int, queue_offset: int) -> bool:
         """Store an offset. Return whether it was accepted.
 
         A negative offset means that the client does not know its own yet. While a reset is waiting
         for the group, commits are refused: they belong to the position that the group is about to
-        leave. A lower offset than before is accepted.
+        leave. A lower offset than before is accepted. Raises TableFull if there are too many
+        offsets to store another one.
         """
-        if queue_offset < 0 or (self._resets and (topic, group, queue_id) in self._resets):
+        if queue_offset < 0 or (
+            self._resets and queue_id in self._resets.get(topic + _SEPARATOR + group, ())
+        ):
             return False
+        if self._count >= self.offsets_max and self.query(topic, group, queue_id) is None:
+            self.refused += 1
+            raise TableFull(
+                f"the offset of group {group} for queue {queue_id} of topic {topic} is not stored: "
+                f"there are escrowOffsetsMax={self.offsets_max} offsets or more; delete groups, or "
+                "raise the limit"
+            )
         self._put(topic, group, queue_id, queue_offset)
         return True
 
@@ -91,34 +147,39 @@ class ConsumerOffsets:
 
     def clone(self, topic: str, from_group: str, to_group: str) -> None:
         """Copy the offsets of one group to another."""
-        for queue_id, queue_offset in self.queue_offsets(topic, from_group).items():
-            self._put(topic, to_group, queue_id, queue_offset)
+        self._put_all(topic, to_group, self._table.get(topic + _SEPARATOR + from_group, {}))
 
     def remove_group(self, group: str) -> None:
-        for topic in self._topics.pop(group, set()):
+        for topic in self.topics_of(group):
             self._drop(topic, group)
 
     def remove_topic(self, topic: str) -> None:
         for group in self.groups_of(topic):
-            topics = self._topics[group]
-            topics.discard(topic)
-            if not topics:
-                del self._topics[group]
             self._drop(topic, group)
 
-    def reset(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
-        """Move a connected group to another offset. Its next pull of the queue is sent there."""
-        self._put(topic, group, queue_id, queue_offset)
-        self._resets[topic, group, queue_id] = QueueOffset(queue_offset)
+    def reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """Move a connected group to other offsets. Its next pull of each queue is sent there."""
+        self._put_all(topic, group, offsets)
+        resets = self._resets.setdefault(topic + _SEPARATOR + group, {})
+        resets.update((queue_id, QueueOffset(offset)) for queue_id, offset in offsets.items())
 
-    def set_offset(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
-        """Move a group without connected members: it begins at this offset when it connects."""
-        self._put(topic, group, queue_id, queue_offset)
-        self._resets.pop((topic, group, queue_id), None)
+    def set_offsets(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """Move a group without connected members: it begins at these offsets when it connects."""
+        self._put_all(topic, group, offsets)
+        if topic + _SEPARATOR + group in self._resets:
+            for queue_id in offsets:
+                self.take_reset(topic, group, queue_id)
 
     def take_reset(self, topic: str, group: str, queue_id: int) -> QueueOffset | None:
         """Return the offset of a waiting reset, once; None if there is none."""
-        return self._resets.pop((topic, group, queue_id), None) if self._resets else None
+        if not self._resets:
+            return None
+        key = topic + _SEPARATOR + group
+        resets = self._resets.get(key, {})
+        queue_offset = resets.pop(queue_id, None)
+        if not resets:
+            self._resets.pop(key, None)
+        return queue_offset
 
     def _put(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
         key = topic + _SEPARATOR + group
@@ -127,14 +188,40 @@ class ConsumerOffsets:
             queues = self._table[key] = {}
             self._topics.setdefault(group, set()).add(topic)
         if queues.get(queue_id) != queue_offset:
+            self._count += queue_id not in queues
             queues[queue_id] = queue_offset
             self.version += 1
 
+    def _put_all(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        if not offsets:
+            return
+        key = topic + _SEPARATOR + group
+        if self._before is not None:
+            self._note_change(topic, group, key)
+        queues = self._table.setdefault(key, {})
+        before = len(queues)
+        # The cursors of transactions are set every second, and rarely change.
+        if any(queues.get(queue_id) != offset for queue_id, offset in offsets.items()):
+            queues.update(offsets)
+            self.version += 1
+        self._count += len(queues) - before
+        self._topics.setdefault(group, set()).add(topic)
+
     def _drop(self, topic: str, group: str) -> None:
-        del self._table[topic + _SEPARATOR + group]
-        for key in [key for key in self._resets if key[:2] == (topic, group)]:
-            del self._resets[key]
+        key = topic + _SEPARATOR + group
+        if self._before is not None:
+            self._note_change(topic, group, key)
+        self._count -= len(self._table.pop(key))
+        self._resets.pop(key, None)
+        topics = self._topics[group]
+        topics.discard(topic)
+        if not topics:
+            del self._topics[group]
         self.version += 1
+
+
+def _count_offsets(table: Mapping[str, Mapping[int, int]]) -> int:
+    return sum(map(len, table.values()))
 
 
 def initial_offset(

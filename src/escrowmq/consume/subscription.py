@@ -14,16 +14,18 @@ messages that passed by a collision.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from escrowmq.client_memory import name_error
+from escrowmq.client_memory import name_error, text_bytes
 from escrowmq.consume.sql92 import CompiledFilter
 from escrowmq.errors import InvalidSubscription
 from escrowmq.message.filter import SQL92, SUBSCRIBE_ALL, TAG, ExpressionType, parse_tags
 from escrowmq.message.keys import java_hash
+from escrowmq.sliced_work import SlicedResult, SlicedWork, run_to_end
 
 # RocketMQ has no limit here. The properties of a message have at most 32,767 bytes, so every tag
 # that a message can carry fits.
@@ -37,16 +39,20 @@ TAG_SCAN_MAX: Final = 800
 SQL_COMPARISONS_MAX: Final = 4_000
 
 # Short expressions are cached generously. Long ones could fill the memory, so few are kept.
-_SHORT_CHARS_MAX: Final = 512
+SHORT_CHARS_MAX: Final = 512
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that an error repeats
 _SHORT_CACHE_SIZE: Final = 1_024
 _LONG_CACHE_SIZE: Final = 8
+_TAGS_PER_SLICE: Final = 256
 
-# Estimates of what is kept, rounded up: of a subscription, of a tag with its hash, and of the
-# compiled form of a character of SQL92.
+# Estimates of what is kept, rounded up: of a subscription, of a tag with its hash, and of compiled
+# SQL92, with each character of its text. Measured on CPython 3.11 by
+# tests/unit/test_memory_estimates.py: up to 230 bytes for a tag, because a set has up to eight
+# places for each element, and up to 140 for a character in short comparisons such as `1=1or `.
 _SUBSCRIPTION_BYTES: Final = 500
-_TAG_BYTES: Final = 200
-_SQL_CHARACTER_BYTES: Final = 64
+_TAG_BYTES: Final = 280
+_SQL_FILTER_BYTES: Final = 2_500
+_SQL_CHARACTER_BYTES: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class Subscription:
 
     @property
     def retained_bytes(self) -> int:
-        texts = 4 * (len(self.topic) + len(self.expression))
+        texts = text_bytes(self.topic) + 2 * text_bytes(self.expression)  # tags are copies
         return _SUBSCRIPTION_BYTES + texts + self.tag_filter.retained_bytes
 
 
@@ -100,8 +106,22 @@ def parse_subscription(
     Tags come from the expression itself, because some clients send no list of tags.
     """
     text = _checked_expression(topic, expression)
-    parse = _parse_short if len(text) <= _SHORT_CHARS_MAX else _parse_long
-    return parse(topic, text, expression_type, version)
+    if len(text) <= SHORT_CHARS_MAX:
+        return _parse_short(topic, text, expression_type, version)
+    return run_to_end(_parse_long(topic, text, expression_type, version))
+
+
+def prepare_subscription(
+    topic: str, expression: str | None, *, expression_type: str | None, version: int
+) -> SlicedWork:
+    """Parse a long expression in slices, so that `parse_subscription` finds it in a cache.
+
+    It may have ten thousand tags. Errors are left to `parse_subscription`.
+    """
+    text = (expression or "").strip()
+    if SHORT_CHARS_MAX < len(text) <= EXPRESSION_CHARS_MAX and expression_type != SQL92:
+        with contextlib.suppress(InvalidSubscription):
+            yield from _parse_long(topic, text, expression_type, version)
 
 
 def parse_heartbeat_subscription(
@@ -142,7 +162,9 @@ def _checked_expression(topic: str, expression: str | None) -> str:
     return text
 
 
-def _parse(topic: str, text: str, expression_type: str | None, version: int) -> Subscription:
+def _parse(
+    topic: str, text: str, expression_type: str | None, version: int
+) -> SlicedResult[Subscription]:
     if expression_type == SQL92:
         _sql_filter(text)  # raises if it is invalid
         return Subscription(topic=topic, expression=text, expression_type=SQL92, version=version)
@@ -152,21 +174,40 @@ def _parse(topic: str, text: str, expression_type: str | None, version: int) -> 
     tags = parse_tags(text)
     if not tags:
         return Subscription(topic=topic, version=version)
-    tag_filter = MessageFilter(
-        frozenset(map(java_hash, tags)), retained_bytes=_TAG_BYTES * len(tags)
-    )
+    tags_codes: set[int] = set()
+    for begin in range(0, len(tags), _TAGS_PER_SLICE):
+        tags_codes.update(map(java_hash, tags[begin : begin + _TAGS_PER_SLICE]))
+        yield
+    tag_filter = MessageFilter(frozenset(tags_codes), retained_bytes=_TAG_BYTES * len(tags))
     return Subscription(
         topic=topic, expression=text, tags=tags, version=version, tag_filter=tag_filter
     )
 
 
 # Some clients send their expression with every pull, and it is always the same.
-_parse_short = lru_cache(maxsize=_SHORT_CACHE_SIZE)(_parse)
-_parse_long = lru_cache(maxsize=_LONG_CACHE_SIZE)(_parse)
+@lru_cache(maxsize=_SHORT_CACHE_SIZE)
+def _parse_short(topic: str, text: str, expression_type: str | None, version: int) -> Subscription:
+    return run_to_end(_parse(topic, text, expression_type, version))
+
+
+_long_subscriptions: dict[tuple[str, str, str | None, int], Subscription] = {}  # a cache
+
+
+def _parse_long(
+    topic: str, text: str, expression_type: str | None, version: int
+) -> SlicedResult[Subscription]:
+    key = topic, text, expression_type, version
+    subscription = _long_subscriptions.pop(key, None)
+    if subscription is None:
+        subscription = yield from _parse(topic, text, expression_type, version)
+    while len(_long_subscriptions) >= _LONG_CACHE_SIZE:
+        del _long_subscriptions[next(iter(_long_subscriptions))]
+    _long_subscriptions[key] = subscription  # the one that was used last is the last to go
+    return subscription
 
 
 def _sql_filter(text: str) -> MessageFilter:
-    return (_short_sql_filter if len(text) <= _SHORT_CHARS_MAX else _long_sql_filter)(text)
+    return (_short_sql_filter if len(text) <= SHORT_CHARS_MAX else _long_sql_filter)(text)
 
 
 def _compile_sql(text: str) -> MessageFilter:
@@ -175,7 +216,7 @@ def _compile_sql(text: str) -> MessageFilter:
     return MessageFilter(
         matches_properties=compiled.matches_encoded,
         scan_max=scan_max,
-        retained_bytes=_SQL_CHARACTER_BYTES * len(text),
+        retained_bytes=_SQL_FILTER_BYTES + _SQL_CHARACTER_BYTES * len(text),
     )
 
 

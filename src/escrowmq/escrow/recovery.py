@@ -29,7 +29,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
-from zlib import crc32
 
 import msgspec
 
@@ -136,8 +135,6 @@ class RecoveryLog(HalfLog, KeyLookup, Protocol):
 
 # --- snapshot ------------------------------------------------------------------------------------
 
-SNAPSHOT_PATH: Final = "escrowmq.escrow"
-
 
 class CheckHistory(NamedTuple):
     """What came of the checks of a half, from the journal."""
@@ -169,21 +166,13 @@ class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_snapshot(snapshot: CoordinatorSnapshot) -> bytes:
-    data = msgspec.msgpack.encode(snapshot)
-    return crc32(data).to_bytes(4, "big") + data
+    return msgspec.msgpack.encode(snapshot)
 
 
-def is_snapshot(content: bytes) -> bool:
-    """Return whether the content of a file is what `encode_snapshot` has returned."""
-    return len(content) > 4 and crc32(content[4:]) == int.from_bytes(content[:4], "big")
-
-
-def decode_snapshot(content: bytes, log_begin: int, log_end: int) -> CoordinatorSnapshot | None:
-    """Return the snapshot in this file; None if it is damaged or does not fit the log."""
-    if not is_snapshot(content):
-        return None
+def decode_snapshot(data: bytes, log_begin: int, log_end: int) -> CoordinatorSnapshot | None:
+    """Return the snapshot; None if another version has written it or it does not fit the log."""
     try:
-        snapshot = msgspec.msgpack.decode(content[4:], type=CoordinatorSnapshot)
+        snapshot = msgspec.msgpack.decode(data, type=CoordinatorSnapshot)
     except msgspec.MsgspecError:  # written by another version
         return None
     # One that is ahead of the log, or of another log, would report transactions as decided whose

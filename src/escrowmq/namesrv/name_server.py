@@ -38,6 +38,7 @@ from escrowmq.namesrv.route_table import (
     system_error,
     truncate_name,
 )
+from escrowmq.peer import Peer
 from escrowmq.remoting import bodies
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
@@ -51,7 +52,9 @@ log = logging.getLogger(__name__)
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 KV_ENTRIES_MAX: Final = 100_000
 VALUE_LENGTH_MAX: Final = 65_536
-KV_LENGTH_MAX: Final = 4_000_000  # characters of all settings: the whole file is written each time
+# Bytes of all settings as JSON. The whole file is written each time, and a namespace must fit into
+# a response: that of ordered topics is part of the response to every registration.
+KV_BYTES_MAX: Final = 4_000_000
 TOPICS_PER_SLICE: Final = 1_000  # of a list that is encoded
 
 # Brokers older than 3.0.11 send their topics without the wrapper around them.
@@ -83,7 +86,7 @@ class NamesrvHandler:
     """
 
     code: RequestCode
-    function: Callable[[Request[Any], object, int], NamesrvResponse | _SlicedResponse]
+    function: Callable[[Request[Any], Peer, int], NamesrvResponse | _SlicedResponse]
     is_public: bool = False  # any account may send it, because clients need it
 
 
@@ -151,7 +154,7 @@ class NameServer:
             handler(code.GET_NAMESRV_CONFIG, self._get_config),
         ]
 
-    def handle(self, request: Request[Any], channel: object, *, now_ms: int) -> bytes:
+    def handle(self, request: Request[Any], channel: Peer, *, now_ms: int) -> bytes:
         """Return the response as a frame; it is empty if the request was one-way.
 
         `channel` identifies the connection to the name server: a broker that registered over it is
@@ -160,7 +163,7 @@ class NameServer:
         return run_to_end(self.handle_in_slices(request, channel, now_ms=now_ms))
 
     def handle_in_slices(
-        self, request: Request[Any], channel: object, *, now_ms: int
+        self, request: Request[Any], channel: Peer, *, now_ms: int
     ) -> SlicedResult[bytes]:
         """Do the same as `handle` in slices."""
         try:
@@ -195,11 +198,11 @@ class NameServer:
         handler = self._handlers.get(code)
         return handler is not None and handler.is_public
 
-    def channel_closed(self, channel: object) -> list[str]:
+    def channel_closed(self, channel: Peer) -> list[str]:
         """Remove the brokers of a closed connection and return their addresses."""
         return self.routes.channel_closed(channel)
 
-    def tick(self, *, now_ms: int) -> list[object]:
+    def tick(self, *, now_ms: int) -> list[Peer]:
         """Remove brokers whose heartbeat is overdue. Return their channels, to be closed."""
         expired = self.routes.expire(now_ms=now_ms)
         self._expired_count += len(expired)
@@ -219,7 +222,7 @@ class NameServer:
     # --- requests of brokers ---------------------------------------------------------------------
 
     def _register(
-        self, request: Request[headers.RegisterBroker], channel: object, now_ms: int
+        self, request: Request[headers.RegisterBroker], channel: Peer, now_ms: int
     ) -> _SlicedResponse:
         fields = request.head.fields
         topics = yield from _registered_topics(request)
@@ -249,14 +252,15 @@ class NameServer:
         )
 
     def _unregister(
-        self, request: Request[headers.BrokerIdentity], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
+        self, request: Request[headers.BrokerIdentity], _channel: Peer, _now_ms: int
+    ) -> _SlicedResponse:
         fields = request.head.fields
         self.routes.unregister(fields.cluster_name, fields.broker_name, fields.broker_addr)
+        yield from self.routes.remove_stale_routes()
         return NamesrvResponse()
 
     def _query_version(
-        self, request: Request[headers.BrokerIdentity], _channel: object, now_ms: int
+        self, request: Request[headers.BrokerIdentity], _channel: Peer, now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         version = bodies.decode_request_body(DataVersion, request.body)
@@ -267,14 +271,14 @@ class NameServer:
         )
 
     def _heartbeat(
-        self, request: Request[headers.BrokerHeartbeat], _channel: object, now_ms: int
+        self, request: Request[headers.BrokerHeartbeat], _channel: Peer, now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         self.routes.heartbeat(fields.cluster_name, fields.broker_addr, now_ms=now_ms)
         return NamesrvResponse()
 
     def _register_topic(
-        self, request: Request[headers.RegisterTopic], _channel: object, _now_ms: int
+        self, request: Request[headers.RegisterTopic], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         route = bodies.decode_request_body(bodies.TopicRoute, request.body)
         self.routes.register_topic(request.head.fields.topic, route.queue_datas)
@@ -283,10 +287,10 @@ class NameServer:
     # --- requests of clients and tools -----------------------------------------------------------
 
     def _route(
-        self, request: Request[headers.GetRoute], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
+        self, request: Request[headers.GetRoute], _channel: Peer, _now_ms: int
+    ) -> _SlicedResponse:
         topic = request.head.fields.topic
-        route = self.routes.route(topic)
+        route = yield from self.routes.route_in_slices(topic)
         if route is None:
             # RocketMQ's words: some clients look for them.
             raise RequestRefused(
@@ -296,7 +300,7 @@ class NameServer:
         order = self.kv_config.get(ORDER_NAMESPACE, topic)
         return _body_response(msgspec.structs.replace(route, order_topic_conf=order))
 
-    def _clusters(self, _request: Request[Any], _channel: object, _now_ms: int) -> NamesrvResponse:
+    def _clusters(self, _request: Request[Any], _channel: Peer, _now_ms: int) -> NamesrvResponse:
         return _body_response(
             bodies.ClusterInfo(
                 broker_addr_table=self.routes.brokers(), cluster_addr_table=self.routes.clusters()
@@ -304,7 +308,7 @@ class NameServer:
         )
 
     def _members(
-        self, request: Request[headers.GetBrokerMemberGroup], _channel: object, _now_ms: int
+        self, request: Request[headers.GetBrokerMemberGroup], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         cluster, name = request.head.fields.cluster_name, request.head.fields.broker_name
         members = bodies.BrokerMembers(
@@ -312,20 +316,18 @@ class NameServer:
         )
         return _body_response(bodies.BrokerMemberGroup(broker_member_group=members))
 
-    def _all_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> _SlicedResponse:
+    def _all_topics(self, _request: Request[Any], _channel: Peer, _now_ms: int) -> _SlicedResponse:
         return _topic_list_response(self.routes.unsorted_topics())
 
     def _topics_of_cluster(
-        self, request: Request[headers.GetTopicsByCluster], _channel: object, _now_ms: int
+        self, request: Request[headers.GetTopicsByCluster], _channel: Peer, _now_ms: int
     ) -> _SlicedResponse:
         return _topic_list_response(
             self.routes.unsorted_topics(cluster=request.head.fields.cluster)
         )
 
     def _system_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
+        self, _request: Request[Any], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         """Return the topics named after clusters and brokers, and who knows the others."""
         brokers = self.routes.brokers()
@@ -337,18 +339,16 @@ class NameServer:
             )
         )
 
-    def _unit_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> _SlicedResponse:
+    def _unit_topics(self, _request: Request[Any], _channel: Peer, _now_ms: int) -> _SlicedResponse:
         return self._topics_with_flag(lambda flag: bool(flag & FLAG_UNIT))
 
     def _unit_subscribed_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
+        self, _request: Request[Any], _channel: Peer, _now_ms: int
     ) -> _SlicedResponse:
         return self._topics_with_flag(lambda flag: bool(flag & FLAG_UNIT_SUBSCRIBED))
 
     def _unit_subscribed_plain_topics(
-        self, _request: Request[Any], _channel: object, _now_ms: int
+        self, _request: Request[Any], _channel: Peer, _now_ms: int
     ) -> _SlicedResponse:
         both = FLAG_UNIT | FLAG_UNIT_SUBSCRIBED
         return self._topics_with_flag(lambda flag: flag & both == FLAG_UNIT_SUBSCRIBED)
@@ -362,7 +362,7 @@ class NameServer:
         return (yield from _topic_list_response(topics))
 
     def _get_kv_config(
-        self, request: Request[headers.KvConfigKey], _channel: object, _now_ms: int
+        self, request: Request[headers.KvConfigKey], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         value = self.kv_config.get(fields.namespace, fields.key)
@@ -374,7 +374,7 @@ class NameServer:
         return NamesrvResponse(headers.GetKvConfigResponse(value=value))
 
     def _get_kv_namespace(
-        self, request: Request[headers.KvNamespace], _channel: object, _now_ms: int
+        self, request: Request[headers.KvNamespace], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         namespace = request.head.fields.namespace
         table = self.kv_config.namespace(namespace)
@@ -385,39 +385,39 @@ class NameServer:
     # --- requests of operators -------------------------------------------------------------------
 
     def _delete_topic(
-        self, request: Request[headers.DeleteTopicInNamesrv], _channel: object, _now_ms: int
+        self, request: Request[headers.DeleteTopicInNamesrv], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         self.routes.delete_topic(fields.topic, cluster=fields.cluster_name or None)
         return NamesrvResponse()
 
     def _wipe_write_perm(
-        self, request: Request[headers.BrokerNameHeader], _channel: object, _now_ms: int
+        self, request: Request[headers.BrokerNameHeader], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         count = self.routes.wipe_write_perm(request.head.fields.broker_name)
         return NamesrvResponse(headers.WipeWritePermResponse(wipe_topic_count=count))
 
     def _add_write_perm(
-        self, request: Request[headers.BrokerNameHeader], _channel: object, _now_ms: int
+        self, request: Request[headers.BrokerNameHeader], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         count = self.routes.add_write_perm(request.head.fields.broker_name)
         return NamesrvResponse(headers.AddWritePermResponse(add_topic_count=count))
 
     def _put_kv_config(
-        self, request: Request[headers.PutKvConfig], _channel: object, _now_ms: int
+        self, request: Request[headers.PutKvConfig], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         fields = request.head.fields
         self.kv_config.put(fields.namespace, fields.key, fields.value)
         return NamesrvResponse()
 
     def _delete_kv_config(
-        self, request: Request[headers.KvConfigKey], _channel: object, _now_ms: int
+        self, request: Request[headers.KvConfigKey], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         self.kv_config.delete(request.head.fields.namespace, request.head.fields.key)
         return NamesrvResponse()
 
     def _update_config(
-        self, _request: Request[Any], _channel: object, _now_ms: int
+        self, _request: Request[Any], _channel: Peer, _now_ms: int
     ) -> NamesrvResponse:
         raise RequestRefused(
             ResponseCode.NO_PERMISSION,
@@ -425,9 +425,7 @@ class NameServer:
             "change its configuration file and restart it",
         )
 
-    def _get_config(
-        self, _request: Request[Any], _channel: object, _now_ms: int
-    ) -> NamesrvResponse:
+    def _get_config(self, _request: Request[Any], _channel: Peer, _now_ms: int) -> NamesrvResponse:
         lines = [f"{name}={value}\n" for name, value in sorted(self._config.items())]
         return NamesrvResponse(body="".join(lines).encode())
 
@@ -494,7 +492,7 @@ class KvConfig:
     def __init__(self, *, entries_max: int = KV_ENTRIES_MAX) -> None:
         self._entries_max = entries_max
         self._table: dict[str, dict[str, str]] = {}
-        self._length = 0  # of all names and values together
+        self._bytes = 0  # of all names and values together, as JSON
         self.revision = 0
 
     @classmethod
@@ -506,7 +504,7 @@ class KvConfig:
             raise ConfigError(f"kvConfig.json: {error}") from error
         kv_config = cls(entries_max=entries_max)
         kv_config._table = {name: dict(table) for name, table in file.config_table.items()}
-        kv_config._length = kv_config._total_length()
+        kv_config._bytes = kv_config._total_bytes()
         return kv_config
 
     def dump(self) -> dict[str, Any]:
@@ -516,7 +514,7 @@ class KvConfig:
     def restore(self, content: dict[str, Any]) -> None:
         """Undo what has changed since `dump` returned this content, because it was not saved."""
         self._table = {name: dict(table) for name, table in content["configTable"].items()}
-        self._length = self._total_length()
+        self._bytes = self._total_bytes()
 
     def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value. Raises RequestRefused if a name or the value is too long, or a limit hit."""
@@ -529,15 +527,15 @@ class KvConfig:
         before = self.get(namespace, key)
         if before is None and self.count >= self._entries_max:
             raise system_error(f"there are {self._entries_max} settings, which is the limit")
-        growth = _entry_length(namespace, key, value)
+        growth = _entry_bytes(namespace, key, value)
         if before is not None:
-            growth -= _entry_length(namespace, key, before)
-        if growth > 0 and self._length + growth > KV_LENGTH_MAX:
+            growth -= _entry_bytes(namespace, key, before)
+        if growth > 0 and self._bytes + growth > KV_BYTES_MAX:
             raise system_error(
-                f"all settings would have {self._length + growth} characters, "
-                f"the limit is {KV_LENGTH_MAX}"
+                f"all settings would have {self._bytes + growth} bytes as JSON, "
+                f"the limit is {KV_BYTES_MAX}"
             )
-        self._length += growth
+        self._bytes += growth
         self._table.setdefault(namespace, {})[key] = value
         self.revision += 1
 
@@ -546,7 +544,7 @@ class KvConfig:
         table = self._table.get(namespace, {})
         if key not in table:
             return False
-        self._length -= _entry_length(namespace, key, table.pop(key))
+        self._bytes -= _entry_bytes(namespace, key, table.pop(key))
         if not table:
             del self._table[namespace]
         self.revision += 1
@@ -564,13 +562,13 @@ class KvConfig:
     def count(self) -> int:
         return sum(map(len, self._table.values()))
 
-    def _total_length(self) -> int:
+    def _total_bytes(self) -> int:
         return sum(
-            _entry_length(name, key, value)
+            _entry_bytes(name, key, value)
             for name, table in self._table.items()
             for key, value in table.items()
         )
 
 
-def _entry_length(namespace: str, key: str, value: str) -> int:
-    return len(namespace) + len(key) + len(value)
+def _entry_bytes(namespace: str, key: str, value: str) -> int:
+    return sum(len(msgspec.json.encode(text)) for text in (namespace, key, value))

@@ -7,31 +7,36 @@
 What holds after every call:
   - a broker has at least one address, a topic has at least one broker;
   - an address belongs to one broker, and every address is live;
-  - a call that raises RequestRefused has changed nothing.
+  - a registration that raises RequestRefused has changed nothing.
 
 A broker name belongs to one cluster. Queues are taken from the master or, while there is none, from
 the slave with the lowest id. They are never taken from a slave so old that it does not say whether
 it may act as master. The table stores what brokers register and applies write bans only when a
 route is read, so that lifting a ban restores exactly what was there before.
 
+A broker may have very many topics. When it goes, they are not part of any route from then on, but
+their entries are removed in slices: `remove_stale_routes`.
+
 Only differences of times are used: any clock in milliseconds will do that does not jump.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
-from escrowmq.client_memory import ClientMemory, MemoryUse
+from escrowmq.client_memory import ClientMemory, MemoryUse, text_bytes
 from escrowmq.errors import RequestRefused, TableFull
 from escrowmq.message.topic_config import PERM_WRITE, DataVersion, TopicConfig
 from escrowmq.peer import Peer
 from escrowmq.remoting.bodies import BrokerRoute, QueueRoute, TopicRoute
 from escrowmq.remoting.codes import ResponseCode
-from escrowmq.sliced_work import SlicedResult, run_to_end
+from escrowmq.sliced_work import SlicedResult, SlicedWork, run_to_end
 
 MASTER_ID: Final = 0
 HEARTBEAT_TIMEOUT_MS: Final = 120_000
@@ -39,8 +44,11 @@ HEARTBEAT_TIMEOUT_MS: Final = 120_000
 BROKERS_MAX: Final = 10_000
 TOPICS_MAX: Final = 200_000
 ROUTES_MAX: Final = 1_000_000  # topics of all brokers together: each may have every topic
-_BROKER_BYTES: Final = 4_000  # estimates of what is kept of a broker, and of each of its topics
-_ROUTE_BYTES: Final = 500
+# What is kept of a broker, and of each of its topics without the name. Measured on CPython 3.11 by
+# tests/unit/test_memory_estimates.py, for topics of a single broker.
+_BROKER_BYTES: Final = 4_000
+_ROUTE_BYTES: Final = 600
+_REMOVED_AT_ONCE: Final = 1_000  # entries of a broker that goes; others are removed in slices
 QUEUES_MAX: Final = 65_536
 PERM_MAX: Final = 15
 HEARTBEAT_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
@@ -106,14 +114,23 @@ class _LiveBroker:
     broker_id: int
     ha_address: str
     version: DataVersion
-    channel: object
+    channel: Peer
     last_heartbeat_ms: int
     heartbeat_timeout_ms: int
     retained_bytes: int  # that are counted for the channel
 
 
+@dataclass(slots=True)
+class _AddedTopics:
+    """What the topics of a registration would add to the table."""
+
+    topics: int = 0
+    routes: int = 0
+    bytes: int = 0
+
+
 class RouteTable:
-    """Live brokers and their topics. `channel` is any object that identifies a connection."""
+    """Live brokers and their topics. A `channel` is the connection of a broker."""
 
     def __init__(
         self,
@@ -129,24 +146,27 @@ class RouteTable:
         self._brokers_max = brokers_max
         self._topics_max = topics_max
         self._brokers: dict[str, _Broker] = {}
+        # An entry counts as long as its broker has the topic; the others are removed in time.
         self._topics: dict[str, dict[str, QueueRoute]] = {}
+        self._stale: deque[tuple[str, Iterator[str]]] = deque()  # brokers that went: name, topics
         self._live_brokers: dict[str, _LiveBroker] = {}
 
     # --- brokers register ------------------------------------------------------------------------
 
     def register(
-        self, registration: BrokerRegistration, channel: object, *, now_ms: int
+        self, registration: BrokerRegistration, channel: Peer, *, now_ms: int
     ) -> MasterInfo:
         """Add or update a broker. Raises RequestRefused, and has changed nothing then."""
         return run_to_end(self.register_in_slices(registration, channel, now_ms=now_ms))
 
     def register_in_slices(
-        self, registration: BrokerRegistration, channel: object, *, now_ms: int
+        self, registration: BrokerRegistration, channel: Peer, *, now_ms: int
     ) -> SlicedResult[MasterInfo]:
         """Do the same in slices: its topics appear one after the other."""
-        self._check_registration(registration)
+        added = yield from self._check_topics(registration)
+        self._check_registration(registration, added)
         before = self._live_brokers.get(registration.address)
-        retained_bytes = self._reserve(registration, before, channel)
+        retained_bytes = self._reserve(added.bytes, before, channel)
         if before is not None and not self._belongs_to(
             before, registration.cluster, registration.name
         ):
@@ -199,33 +219,34 @@ class RouteTable:
         live = self._live_brokers.get(address)
         if live is None or not self._belongs_to(live, cluster, name):
             return False
-        self._remove_address(address)
+        self._remove_addresses([address])
         return True
 
-    def channel_closed(self, channel: object) -> list[str]:
+    def channel_closed(self, channel: Peer) -> list[str]:
         """Remove the addresses that were registered over this channel, and return them."""
         addresses = [
             address for address, live in self._live_brokers.items() if live.channel is channel
         ]
-        for address in addresses:
-            self._remove_address(address)
+        self._remove_addresses(addresses)
         return addresses
 
-    def expire(self, *, now_ms: int) -> dict[str, object]:
+    def expire(self, *, now_ms: int) -> dict[str, Peer]:
         """Remove addresses whose heartbeat is overdue, and return them with their channels."""
         expired = {
             address: live.channel
             for address, live in self._live_brokers.items()
             if live.last_heartbeat_ms + live.heartbeat_timeout_ms < now_ms
         }
-        for address in expired:
-            self._remove_address(address)
+        self._remove_addresses(expired)
         return expired
 
     # --- topics ----------------------------------------------------------------------------------
 
     def register_topic(self, topic: str, routes: Iterable[QueueRoute]) -> None:
-        """Add a topic to brokers that are registered already. Raises RequestRefused."""
+        """Add a topic to brokers that are registered already. Raises RequestRefused.
+
+        If a limit is reached, the brokers before have the topic.
+        """
         routes = list(routes)
         check_name("topicName", topic)
         for queues in routes:
@@ -234,11 +255,20 @@ class RouteTable:
                     f"topic {topic}: broker {truncate_name(queues.broker_name)} is not registered"
                 )
             _check_queues(topic, queues)
-        self._check_topic_limit((topic,))
         for queues in routes:
-            self._check_route_limit(queues.broker_name, [topic])
-        for queues in routes:
+            added = _AddedTopics()
+            self._count_added(added, queues.broker_name, topic)
+            self._check_limits(queues.broker_name, added)
+            if added.routes:
+                self._reserve_topic(queues.broker_name, added.bytes)
             self._put_queues(self._brokers[queues.broker_name], topic, queues)
+
+    def _reserve_topic(self, broker_name: str, count: int) -> None:
+        """Count a topic for the connection over which its broker has registered."""
+        addresses = self._brokers[broker_name].addresses
+        live = self._live_brokers[addresses[min(addresses)]]
+        self._reserve_bytes(live.channel, count)
+        live.retained_bytes += count
 
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> int:
         """Remove a topic and return from how many brokers.
@@ -247,7 +277,7 @@ class RouteTable:
         """
         names = [
             name
-            for name in self._topics.get(topic, ())
+            for name in self._brokers_of(topic)
             if cluster is None or self._brokers[name].cluster == cluster
         ]
         for name in names:
@@ -270,14 +300,19 @@ class RouteTable:
 
     def route(self, topic: str) -> TopicRoute | None:
         """Return the brokers and queues of a topic, or None if no broker has it."""
-        queues = self._topics.get(topic)
-        if queues is None:
+        return run_to_end(self.route_in_slices(topic))
+
+    def route_in_slices(self, topic: str) -> SlicedResult[TopicRoute | None]:
+        """Do the same in slices. A broker that goes meanwhile is left out."""
+        queue_routes, broker_routes = [], []
+        for name in sorted(self._brokers_of(topic)):
+            if self._has_topic(name, topic):
+                queue_routes.append(self._effective_queues(self._topics[topic][name]))
+                broker_routes.append(self._brokers[name].route())
+            yield
+        if not queue_routes:
             return None
-        names = sorted(queues)
-        return TopicRoute(
-            queue_datas=[self._effective_queues(queues[name]) for name in names],
-            broker_datas=[self._brokers[name].route() for name in names],
-        )
+        return TopicRoute(queue_datas=queue_routes, broker_datas=broker_routes)
 
     def clusters(self) -> dict[str, list[str]]:
         """Return the broker names of each cluster."""
@@ -295,8 +330,10 @@ class RouteTable:
 
     def unsorted_topics(self, *, cluster: str | None = None) -> list[str]:
         """Return the same topics in no particular order."""
-        if cluster is None:
+        if cluster is None and not self._stale:
             return list(self._topics)
+        if cluster is None:
+            return [topic for topic in self._topics if self._brokers_of(topic)]
         topic_sets = (
             broker.topics for broker in self._brokers.values() if broker.cluster == cluster
         )
@@ -304,8 +341,16 @@ class RouteTable:
 
     def topic_flag(self, topic: str) -> int:
         """Return the system flag of a topic, as the first of its brokers has it; 0 if unknown."""
-        queues = self._topics.get(topic)
-        return 0 if not queues else queues[min(queues)].topic_sys_flag
+        names = self._brokers_of(topic)
+        return 0 if not names else self._topics[topic][min(names)].topic_sys_flag
+
+    def _brokers_of(self, topic: str) -> list[str]:
+        """Return the names of the brokers that have a topic."""
+        return [name for name in self._topics.get(topic, ()) if self._has_topic(name, topic)]
+
+    def _has_topic(self, name: str, topic: str) -> bool:
+        broker = self._brokers.get(name)
+        return broker is not None and topic in broker.topics
 
     def members(self, cluster: str, name: str) -> dict[int, str]:
         """Return the addresses of a broker name by broker id."""
@@ -328,7 +373,21 @@ class RouteTable:
 
     # --- checks ----------------------------------------------------------------------------------
 
-    def _check_registration(self, registration: BrokerRegistration) -> None:
+    def _check_topics(self, registration: BrokerRegistration) -> SlicedResult[_AddedTopics]:
+        """Check the topics of a registration, and return what they would add."""
+        added = _AddedTopics()
+        for topic in registration.topics:
+            _check_queues(topic.topic_name, topic)
+            self._count_added(added, registration.name, topic.topic_name)
+            yield
+        return added
+
+    def _count_added(self, added: _AddedTopics, broker_name: str, topic: str) -> None:
+        added.bytes += _ROUTE_BYTES + text_bytes(topic)
+        added.topics += topic not in self._topics
+        added.routes += not self._has_topic(broker_name, topic)
+
+    def _check_registration(self, registration: BrokerRegistration, added: _AddedTopics) -> None:
         check_name("brokerName", registration.name)
         check_name("clusterName", registration.cluster)
         check_name("brokerAddr", registration.address)
@@ -338,67 +397,56 @@ class RouteTable:
         check_number(
             "heartbeatTimeoutMillis", registration.heartbeat_timeout_ms, 1, HEARTBEAT_TIMEOUT_MS_MAX
         )
-        for topic in registration.topics:
-            _check_queues(topic.topic_name, topic)
         if (
             registration.address not in self._live_brokers
             and len(self._live_brokers) >= self._brokers_max
         ):
             raise system_error(f"there are {self._brokers_max} brokers, which is the limit")
-        self._check_topic_limit(topic.topic_name for topic in registration.topics)
-        self._check_route_limit(
-            registration.name, [topic.topic_name for topic in registration.topics]
-        )
+        self._check_limits(registration.name, added)
         self._check_conflicts(registration)
 
-    def _reserve(
-        self, registration: BrokerRegistration, before: _LiveBroker | None, channel: object
-    ) -> int:
+    def _reserve(self, topic_bytes: int, before: _LiveBroker | None, channel: Peer) -> int:
         """Count what is kept of a registration, and return it. Raise RequestRefused.
 
         Topics that the broker has registered before stay, so a registration never counts less than
         the one before it.
         """
-        new_bytes = _BROKER_BYTES + sum(
-            _ROUTE_BYTES + len(topic.topic_name) for topic in registration.topics
-        )
+        new_bytes = _BROKER_BYTES + topic_bytes
         before_bytes = 0
         if before is not None and before.channel is channel:
             before_bytes = before.retained_bytes
         elif before is not None:
             new_bytes = max(new_bytes, before.retained_bytes)
         added = max(0, new_bytes - before_bytes)
-        try:
-            # A broker is no client: it may have as many topics as a registration can hold.
-            self._memory.reserve(
-                cast(Peer, channel), MemoryUse.REGISTRATIONS, added, ignores_connection_max=True
-            )
-        except TableFull as error:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from None
+        self._reserve_bytes(channel, added)
         if before is not None and before.channel is not channel:
             self._release(before)
         return before_bytes + added
 
+    def _reserve_bytes(self, channel: Peer, count: int) -> None:
+        try:
+            # A broker is no client: it may have as many topics as a registration can hold.
+            self._memory.reserve(
+                channel, MemoryUse.REGISTRATIONS, count, ignores_connection_max=True
+            )
+        except TableFull as error:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from None
+
     def _release(self, live_broker: _LiveBroker) -> None:
         self._memory.release(
-            cast(Peer, live_broker.channel), MemoryUse.REGISTRATIONS, live_broker.retained_bytes
+            live_broker.channel, MemoryUse.REGISTRATIONS, live_broker.retained_bytes
         )
         live_broker.retained_bytes = 0
 
-    def _check_topic_limit(self, topics: Iterable[str]) -> None:
-        new_count = len(set(topics) - self._topics.keys())
-        if len(self._topics) + new_count > self._topics_max:
+    def _check_limits(self, broker_name: str, added: _AddedTopics) -> None:
+        if added.topics and len(self._topics) + added.topics > self._topics_max:
             raise system_error(
-                f"{new_count} new topics would exceed the limit of {self._topics_max} topics"
+                f"{added.topics} new topics would exceed the limit of {self._topics_max} topics"
             )
-
-    def _check_route_limit(self, broker_name: str, topics: Iterable[str]) -> None:
-        broker = self._brokers.get(broker_name)
-        new_count = len(set(topics) - (set() if broker is None else broker.topics))
-        if self._route_count + new_count > self._routes_max:
+        if added.routes and self._route_count + added.routes > self._routes_max:
             raise system_error(
-                f"{new_count} more topics of broker {truncate_name(broker_name)} would exceed the "
-                f"limit of {self._routes_max} topics of all brokers together"
+                f"{added.routes} more topics of broker {truncate_name(broker_name)} would exceed "
+                f"the limit of {self._routes_max} topics of all brokers together"
             )
 
     def _check_conflicts(self, registration: BrokerRegistration) -> None:
@@ -447,6 +495,12 @@ class RouteTable:
         broker.addresses[registration.broker_id] = registration.address
         return rival is None
 
+    def _remove_addresses(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            self._remove_address(address)
+        for _ in itertools.islice(self.remove_stale_routes(), _REMOVED_AT_ONCE):
+            pass
+
     def _remove_address(self, address: str) -> None:
         live = self._live_brokers.pop(address)
         self._release(live)
@@ -454,13 +508,29 @@ class RouteTable:
         del broker.addresses[live.broker_id]
         if not broker.addresses:
             del self._brokers[live.name]
-            for topic in broker.topics:
-                self._remove_queues(live.name, topic)
+            self._stale.append((live.name, iter(broker.topics)))
+
+    def remove_stale_routes(self) -> SlicedWork:
+        """Remove the entries of brokers that went, in slices."""
+        while self._stale:
+            name, topics = self._stale[0]
+            topic = next(topics, None)
+            if topic is None:
+                self._stale.popleft()
+            # The name may have been taken again meanwhile, with some of the topics.
+            elif name in self._topics.get(topic, ()) and not self._has_topic(name, topic):
+                self._remove_queues(name, topic)
+            yield
+
+    @property
+    def has_stale_routes(self) -> bool:
+        return bool(self._stale)
 
     def _put_queues(self, broker: _Broker, topic: str, queues: QueueRoute) -> None:
-        self._route_count += topic not in broker.topics
         broker.topics.add(topic)
-        self._topics.setdefault(topic, {})[broker.name] = queues
+        routes = self._topics.setdefault(topic, {})
+        self._route_count += broker.name not in routes
+        routes[broker.name] = queues
 
     def _remove_queues(self, name: str, topic: str) -> None:
         queues = self._topics[topic]

@@ -11,7 +11,7 @@ This is not JSON, but the tools of every release read it. `encode_queue_table` w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,13 @@ from msgspec import field
 
 from escrowmq.errors import BrokenBody
 from escrowmq.parsing import Int32, Int64, parse_lenient_json
-from escrowmq.remoting.bodies import JsonBody, QueueName, SubscriptionEntry, decode_body
+from escrowmq.remoting.bodies import (
+    JsonBody,
+    QueueName,
+    SubscriptionEntry,
+    decode_body,
+    encode_body,
+)
 from escrowmq.sliced_work import SlicedResult, run_to_end
 
 
@@ -67,12 +73,6 @@ class ProducerInfo(JsonBody, frozen=True, kw_only=True):
     last_update_timestamp: Int64
 
 
-class Producers(JsonBody, frozen=True, kw_only=True):
-    """The producers of each group."""
-
-    data: dict[str, list[ProducerInfo]]
-
-
 class GroupList(JsonBody, frozen=True, kw_only=True):
     group_list: list[str]
 
@@ -91,10 +91,6 @@ class TimeSpan(JsonBody, frozen=True, kw_only=True):
     delay_time: Int64
 
 
-class TimeSpans(JsonBody, frozen=True, kw_only=True):
-    consume_time_span_set: list[TimeSpan]
-
-
 class Rate(JsonBody, frozen=True, kw_only=True):
     sum: Int64
     tps: float
@@ -105,6 +101,12 @@ class Rates(JsonBody, frozen=True, kw_only=True):
     stats_minute: Rate
     stats_hour: Rate
     stats_day: Rate
+
+
+class TimeSpans(JsonBody, frozen=True, kw_only=True):
+    """The response to QUERY_CONSUME_TIME_SPAN."""
+
+    consume_time_span_set: list[TimeSpan]
 
 
 class QueueEntry(JsonBody, frozen=True, kw_only=True):
@@ -142,23 +144,71 @@ class RuntimeTable(JsonBody, frozen=True, kw_only=True):
     table: dict[str, str]
 
 
+Reserve = Callable[[int], None]  # counts bytes that are kept until the response is made
+
+
+def _count_nothing(count: int) -> None:
+    """Reserve bytes that need not be counted."""
+
+
 def encode_queue_table(table: Mapping[QueueName, JsonBody | int], **others: object) -> bytes:
     """Return a body with an `offsetTable` whose keys are queues, and with the other fields."""
-    return run_to_end(encode_queue_table_in_slices(table, **others))
+    return run_to_end(encode_queue_table_in_slices(table.items(), _count_nothing, **others))
 
 
 def encode_queue_table_in_slices(
-    table: Mapping[QueueName, JsonBody | int], **others: object
+    rows: Iterable[tuple[QueueName, JsonBody | int]], reserve: Reserve, **others: object
 ) -> SlicedResult[bytes]:
-    """Do the same in slices: a topic may have thousands of queues."""
-    entries = []
-    for queue, value in table.items():
-        encoded = b"%d" % value if isinstance(value, int) else _encode(value)
-        entries.append(b"%b:%b" % (_encode(queue), encoded))
+    """Do the same in slices: a topic may have thousands of queues.
+
+    The rows are taken one by one, so an iterator can compute them meanwhile. `reserve` is called
+    with the bytes that are added, and may raise.
+    """
+    encoded = ((_encode(queue), _encode(value)) for queue, value in rows)
+    return (yield from encode_table_in_slices("offsetTable", encoded, reserve, **others))
+
+
+def encode_table_in_slices(
+    name: str,
+    table: Iterable[tuple[bytes, bytes]],
+    reserve: Reserve = _count_nothing,
+    **others: object,
+) -> SlicedResult[bytes]:
+    """Return a body with a table of encoded keys and values, and with the other fields."""
+    encoded = bytearray(b'{"%b":{' % name.encode())
+    separator = b""
+    for key, value in table:
+        row = b"%b%b:%b" % (separator, key, value)
+        reserve(len(row))
+        encoded += row
+        separator = b","
         yield
-    pieces = [b'"offsetTable":{%b}' % b",".join(entries)]
-    pieces += [b'"%b":%b' % (name.encode(), _encode(value)) for name, value in others.items()]
-    return b"{%b}" % b",".join(pieces)
+    encoded += b"}"
+    for other_name, other in others.items():
+        encoded += b',"%b":%b' % (other_name.encode(), _encode(other))
+    return bytes(encoded + b"}")
+
+
+def encode_list_in_slices(
+    body: JsonBody,
+    name: str,
+    items: Iterable[JsonBody | str],
+    reserve: Reserve = _count_nothing,
+) -> SlicedResult[bytes]:
+    """Encode a body with items in its list `name`, which is empty in `body`.
+
+    A list may have a hundred thousand items, so each is encoded by itself.
+    """
+    entries = []
+    for item in items:
+        entry = _encode(item)
+        reserve(len(entry) + 1)
+        entries.append(entry)
+        yield
+    # A text cannot contain the list: the quotes in it are escaped.
+    before, empty, after = encode_body(body).partition(b'"%b":[]' % name.encode())
+    assert empty, f"{type(body).__name__} has no empty list {name}"
+    return b'%b"%b":[%b]%b' % (before, name.encode(), b",".join(entries), after)
 
 
 # A string is matched as a whole; an object that is followed by a colon is a key.

@@ -281,6 +281,11 @@ class Connection:
         """Return the bytes of a request without a response. Raises as `call` does."""
         return self._encode(code, self._take_opaque(), FLAG_ONEWAY, fields, body, remark)
 
+    def send_oneway_in_parts(self, code: int, fields: RequestFields, body: Body) -> list[Body]:
+        """As `send_oneway`, but return header and body: many requests can share a long body."""
+        header = self._encode_header(code, self._take_opaque(), FLAG_ONEWAY, fields, body)
+        return [frame_prefix(self._serializer, len(header), len(body)) + header, body]
+
     def cancel(self, call: Call) -> None:
         """Stop waiting for a call. Its response, if one comes, is an UnmatchedResponse."""
         if self._calls.get(call.opaque) is call:

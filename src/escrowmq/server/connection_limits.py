@@ -11,7 +11,8 @@ What the watermark does:
     above the hard limit    the connections with most are closed, until the total is below the soft
                             limit
 
-`client_memory.py` counts. Connections that have less than their fair share notice nothing.
+`client_memory.py` counts. Connections that have less than their fair share notice nothing, and
+neither do those of an account or host that has less than its share.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class MemoryWatermark:
     def __init__(self, memory: ClientMemory) -> None:
         self.memory = memory
         self._held: set[LimitedConnection] = set()
+        self._dropped: set[LimitedConnection] = set()  # until they are closed
         self._enforced_total = 0  # to look at all connections only if something has changed
         self._limited_log = LimitedLog(log)
         self.closed_connections = 0
@@ -95,16 +97,18 @@ class MemoryWatermark:
         if excess <= 0 or (growth < memory.limits.soft_max >> 6 and not is_above_hard):
             return
         self._enforced_total = memory.total
-        fair_bytes = memory.fair_bytes()
         for owner, count in memory.greediest():
-            if excess <= 0 or (count <= fair_bytes and not is_above_hard):
+            if excess <= 0:
                 break
+            if not is_above_hard and not memory.is_greedy(owner):
+                continue
             # Only connections own memory; the core knows them as peers.
             connection = cast(LimitedConnection, owner)
             excess -= count
-            if not connection.is_open:
-                continue  # it is being closed, and its bytes with it
+            if connection in self._dropped:
+                continue  # the event loop is about to close it
             if is_above_hard:
+                # Also one that is being closed: its client may never read the last responses.
                 self._close(connection, count, now_ms)
             elif connection not in self._held:
                 self._held.add(connection)
@@ -114,9 +118,8 @@ class MemoryWatermark:
         """Read from the held connections again if there is enough memory. Call it regularly."""
         memory = self.memory
         self._enforced_total = min(self._enforced_total, memory.total)
-        fair_bytes = memory.fair_bytes()
         for connection in list(self._held):
-            is_greedy = memory.is_above_soft and memory.bytes_of(connection) > fair_bytes
+            is_greedy = memory.is_above_soft and memory.is_greedy(connection)
             if not is_greedy or not connection.is_open:
                 self._held.discard(connection)
                 connection.hold_reading(False)
@@ -126,6 +129,7 @@ class MemoryWatermark:
 
     def connection_closed(self, connection: LimitedConnection) -> None:
         self._held.discard(connection)
+        self._dropped.discard(connection)
         self.memory.forget(connection)
 
     def _close(self, connection: LimitedConnection, count: int, now_ms: int) -> None:
@@ -140,6 +144,7 @@ class MemoryWatermark:
             uses,
         )
         self.closed_connections += 1
+        self._dropped.add(connection)
         connection.drop()
 
 

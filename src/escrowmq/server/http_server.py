@@ -26,7 +26,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from aiohttp import BasicAuth, web
 
@@ -54,6 +54,7 @@ class HttpLimits:
     pages_max: int = 8  # of metrics, at once; the other connections are for health
     line_bytes_max: int = 8192  # of the request line, and of each header
     headers_max: int = 64
+    request_bytes_max: int = 32 << 10  # of a whole request; bodies are not read
     request_timeout_s: float = 5.0  # from the connection to the end of the headers
     response_timeout_s: float = 10.0  # from then on, until the client has read the whole response
     render_slice_s: float = 0.001  # then other tasks run
@@ -159,7 +160,7 @@ class MetricsServer:
             lambda: ssl_context,
             is_enforcing=True,
             idle_max_s=self._limits.request_timeout_s,
-            has_capacity=lambda pending: True,
+            has_capacity=lambda host, pending: True,
             pending_max=self._limits.connections_max,
         )
         self._listener.listen(listening_socket)
@@ -180,24 +181,34 @@ class MetricsServer:
             return _RefusedConnection()
         connection = server()
         self._request_timers[connection] = asyncio.get_running_loop().call_later(
-            self._limits.request_timeout_s, self._drop_slow_request, connection
+            self._limits.request_timeout_s, self._drop_incomplete, connection
         )
-        return connection
+        return _LimitedConnection(
+            connection,
+            self._limits.request_bytes_max,
+            too_long=lambda: self._drop_incomplete(connection),
+            lost=lambda: self._forget_timer(connection),
+        )
 
     def _drop_oldest(self) -> bool:
         """Close the connection that has waited longest for its request; False if none waits."""
-        for connection, timer in self._request_timers.items():
+        for connection in self._request_timers:
             if connection.transport is not None and not connection.transport.is_closing():
-                timer.cancel()
-                self._drop_slow_request(connection)
+                self._drop_incomplete(connection)
                 return True
         return False
 
-    def _drop_slow_request(self, connection: web.RequestHandler) -> None:
-        """Close a connection whose request is not complete in time; aiohttp would wait for ever."""
-        del self._request_timers[connection]
-        if connection.transport is not None:
+    def _drop_incomplete(self, connection: web.RequestHandler) -> None:
+        """Close a connection whose request is not complete; aiohttp would wait for ever."""
+        if self._forget_timer(connection) and connection.transport is not None:
             connection.transport.abort()
+
+    def _forget_timer(self, connection: web.RequestHandler) -> bool:
+        """Stop waiting for a request. Return whether it was incomplete."""
+        timer = self._request_timers.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     @web.middleware
     async def _send_response(
@@ -206,9 +217,7 @@ class MetricsServer:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         """Send the response within the time limit, and close the connection after it."""
-        timer = self._request_timers.pop(request.protocol, None)
-        if timer is not None:
-            timer.cancel()
+        self._forget_timer(request.protocol)
         transport = request.transport
         response: web.StreamResponse = web.Response(status=503, text="busy, try again\n")
         response.force_close()
@@ -290,12 +299,57 @@ class MetricsServer:
             return bytes(page)
 
 
+class _LimitedConnection(asyncio.Protocol):
+    """Hands the bytes of a connection to aiohttp, up to a limit.
+
+    The objects of aiohttp refer to each other, so whatever they were given stays in memory until
+    the garbage is collected. The collector counts objects and not bytes: a few hundred requests
+    with long headers took gigabytes.
+    """
+
+    def __init__(
+        self,
+        connection: web.RequestHandler,
+        bytes_max: int,
+        *,
+        too_long: Callable[[], object],
+        lost: Callable[[], object],
+    ) -> None:
+        self._connection = connection
+        self._remaining_bytes = bytes_max
+        self._too_long = too_long
+        self._lost = lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes >= 0:
+            self._connection.data_received(data)
+        else:
+            self._too_long()  # behind a complete request, it is ignored
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.connection_lost(error)
+        self._lost()
+
+
 class _RefusedConnection(asyncio.Protocol):
     """A connection above the limit: closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        # Not checked by isinstance: the transports of uvloop are no subclasses.
+        cast(asyncio.Transport, transport).abort()
 
 
 def _credentials(request: web.Request) -> tuple[str, str]:

@@ -54,7 +54,7 @@ from escrowmq.server.security import (
 )
 from escrowmq.server.server_connection import ServerConnection
 from escrowmq.server.tasks import background_tasks, repeat
-from escrowmq.sliced_work import SlicedWork
+from escrowmq.sliced_work import SlicedWork, run_to_end
 from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,8 @@ class _NameServerHandler:
         self._namesrv = namesrv
         self._access = access
         self._kv_config_file = kv_config_file
+        # How work goes on in slices that no request waits for; the server is created later.
+        self.add_background_work: Callable[[SlicedWork], None] = run_to_end
 
     def handle(
         self, connection: ServerConnection, request: Request[Any], now_ms: int
@@ -145,6 +147,12 @@ class _NameServerHandler:
 
     def channel_closed(self, connection: ServerConnection) -> None:
         self._namesrv.channel_closed(connection)
+        self.remove_stale_routes()
+
+    def remove_stale_routes(self) -> None:
+        """Remove what brokers that went had registered, in slices."""
+        if self._namesrv.routes.has_stale_routes:
+            self.add_background_work(self._namesrv.routes.remove_stale_routes())
 
 
 @contextlib.asynccontextmanager
@@ -178,6 +186,7 @@ async def serve_name_server(
         keeps_headers=access.validator is not None,
         watermark=watermark,
     )
+    handler.add_background_work = server.add_background_work
     await server.listen(listening_socket)
     registry.add(remoting_metrics(server, "namesrv"))
     live_config.add_listener(lambda changed: server.change_config(changed.network))
@@ -186,6 +195,7 @@ async def serve_name_server(
     def expire() -> None:
         for connection in name_server.tick(now_ms=clock.now_ms()):
             connection.close()  # type: ignore[attr-defined]  # a ServerConnection
+        handler.remove_stale_routes()
 
     scan_interval_s = config.namesrv.broker_scan_interval_s
     async with background_tasks(

@@ -25,16 +25,20 @@ beside what the handler keeps for a connection, and `MemoryWatermark` limits the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from escrowmq.client_memory import ClientMemory, MemoryUse
 from escrowmq.clock import Clock
 from escrowmq.config import NetworkConfig
+from escrowmq.fair_shares import FairShares
+from escrowmq.limited_log import LimitedLog
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
+from escrowmq.peer import Peer, host_of
 from escrowmq.remoting.connection import (
     Connection,
     Event,
@@ -64,6 +68,7 @@ SHARE_S = 0.001
 # How long a turn accepts new requests. A turn of this length appends thousands of messages.
 TURN_S = 0.02
 PENDING_HANDSHAKES_MIN = 64
+SILENT_SEARCHED_MAX = 100  # connections without a request that are looked at to make room
 # A header is decoded in one step. The longest field is a value of the name server's settings,
 # 65,536 characters, each of which JSON may write as six. Everything else that is long is in the
 # body of a request.
@@ -103,6 +108,14 @@ def bound_port(listening_socket: socket.socket) -> int:
 def reachable_host(host: str) -> str:
     """Return an address under which this machine reaches a port that listens on `host`."""
     return "127.0.0.1" if host in ("0.0.0.0", "") else host
+
+
+class _Newcomer(NamedTuple):
+    """A client that has connected and for which there is no connection object yet."""
+
+    address: str
+    origin: str
+    is_open: bool = True
 
 
 class RequestHandler(Protocol):
@@ -181,6 +194,8 @@ class RemotingServer:
         self.partial_bytes = 0
         self.dropped_partial_requests = 0
         self.connections: set[ServerConnection] = set()
+        self._shares: FairShares[Peer] = FairShares()  # connections of each origin
+        self._limited_log = LimitedLog(log)
         self.refused_connections = 0
         self.refused_requests: defaultdict[int, int] = defaultdict(int)  # by response code
         self.turn_seconds = Distribution(LATENCY_BOUNDS_S)
@@ -208,7 +223,7 @@ class RemotingServer:
         self.stop_reading()
         self.end_turn()
         for connection in list(self.connections):
-            connection.close()
+            connection.close_at_stop()
         await asyncio.sleep(0)
 
     def stop_reading(self) -> None:
@@ -224,19 +239,20 @@ class RemotingServer:
         """Return the number of connections closed because of missing TLS or a failed handshake."""
         return 0 if self._tls_detector is None else self._tls_detector.refused
 
-    def _has_capacity(self, pending: int) -> bool:
-        if len(self.connections) + pending < self._config.connections_max or self._close_silent():
+    def _has_capacity(self, host: str, pending: int) -> bool:
+        if len(self.connections) + pending < self._config.connections_max:
             return True
-        self.refused_connections += 1
-        return False
+        return self._make_room(_Newcomer(f"{host}:0", host_of(f"{host}:0")))
 
     # --- for its connections ---------------------------------------------------------------------
 
     def admit(self, connection: ServerConnection) -> bool:
-        if len(self.connections) >= self._config.connections_max and not self._close_silent():
-            self.refused_connections += 1
+        if len(self.connections) >= self._config.connections_max and not self._make_room(
+            connection
+        ):
             return False
         self.connections.add(connection)
+        self._shares.add(connection, 1)
         self._silent_connections[connection] = None
         self._idle_tracker.watch(connection)
         return True
@@ -245,15 +261,40 @@ class RemotingServer:
         """Note that a connection has sent its first request."""
         self._silent_connections.pop(connection, None)
 
-    def _close_silent(self) -> bool:
-        """Close the oldest connection that has never sent a request; False if there is none."""
-        oldest = next(iter(self._silent_connections), None)
-        if oldest is None:
+    def _make_room(self, newcomer: Peer) -> bool:
+        """Close a connection, so that there is room for another one; False if none has to go."""
+        closed = self._find_silent(newcomer)
+        if closed is not None:
+            log.info("connection closed peer=%s: it sent no request, others wait", closed.address)
+        elif (greedy := self._shares.find_greedy(newcomer)) is not None:
+            closed = cast(ServerConnection, greedy)  # only connections are counted
+            self._limited_log.warning(
+                self.turn_start_ms,
+                "connection closed peer=%s: there are escrowConnectionsMax=%d connections, most of "
+                "them from %s, and others wait",
+                closed.address,
+                self._config.connections_max,
+                closed.origin,
+            )
+        else:
+            self.refused_connections += 1
             return False
-        log.info("connection closed peer=%s: it sent no request, others wait", oldest.address)
-        oldest.drop()
-        self.connection_closed(oldest)
+        closed.drop()
+        self.connection_closed(closed)
         return True
+
+    def _find_silent(self, newcomer: Peer) -> ServerConnection | None:
+        """Return the oldest connection without a request whose origin has no fewer connections."""
+        own_count = self._shares.origin_amount_of(newcomer)
+        for connection in itertools.islice(self._silent_connections, SILENT_SEARCHED_MAX):
+            if self._shares.origin_amount_of(connection) >= own_count:
+                return connection
+        return None
+
+    def origin_changed(self, connection: ServerConnection) -> None:
+        """Count a connection for the account that it uses, instead of its host."""
+        self._shares.update_origin(connection)
+        self.memory.update_origin(connection)
 
     def handle_events(
         self, connection: ServerConnection, events: Iterator[Event]
@@ -309,13 +350,14 @@ class RemotingServer:
         earlier = self._chunks.get(connection)
         self._chunks[connection] = data if earlier is None else earlier + data
 
-    def _handle_plain_requests(self) -> None:
+    def handle_chunks(self) -> None:
         """Handle the plain requests of all connections, then whatever they leave.
 
         Also those of a connection that its client has closed in the meantime: it may have sent the
         end of a transaction last, and expects no response.
         """
-        assert self.plain_requests is not None
+        if self.plain_requests is None or not self._chunks:
+            return
         received, self._chunks = self._chunks, {}
         chunks = [
             (connection, connection.peer_host, connection.take_incomplete(), data)
@@ -334,8 +376,13 @@ class RemotingServer:
                 log.exception("connection closed peer=%s: a request failed", connection.address)
                 connection.abort()
 
-    def add_waiting(self, work: SlicedWork) -> None:
+    def add_waiting(self, connection: ServerConnection, work: SlicedWork) -> None:
         """Go on with the work of a connection at the end of this turn, in slices."""
+        self._waiting.add(work, origin=connection.origin)
+        self.schedule_turn()
+
+    def add_background_work(self, work: SlicedWork) -> None:
+        """Go on with work that no connection waits for at the end of this turn, in slices."""
         self._waiting.add(work)
         self.schedule_turn()
 
@@ -344,6 +391,7 @@ class RemotingServer:
         self._clear_partial(connection)
         if connection in self.connections:
             self.connections.discard(connection)
+            self._shares.remove(connection)
             self._silent_connections.pop(connection, None)
             self._held_connections.discard(connection)
             self._calling.discard(connection)
@@ -411,8 +459,7 @@ class RemotingServer:
             self._loop.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
-        if self._chunks:
-            self._handle_plain_requests()
+        self.handle_chunks()
         wants_more = self._waiting.run_turn()
         try:
             wants_more = self._handler.end_turn(self.turn_start_ms) or wants_more

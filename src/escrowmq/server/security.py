@@ -272,7 +272,7 @@ class TlsDetector:
     are that far, the oldest is disconnected for a new one: it is the most likely to stall.
 
     `get_context` is called for every connection, because certificates change. `has_capacity` is
-    called with the number of connections that are still being detected.
+    called with the host of a new connection and the number of those that are still being detected.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class TlsDetector:
         *,
         is_enforcing: bool,
         idle_max_s: float,
-        has_capacity: Callable[[int], bool],
+        has_capacity: Callable[[str, int], bool],
         pending_max: int,
     ) -> None:
         self._new_protocol = new_protocol
@@ -314,7 +314,7 @@ class TlsDetector:
             if self._listening_socket is None:
                 return
             try:
-                accepted, _ = self._listening_socket.accept()
+                accepted, address = self._listening_socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -322,7 +322,7 @@ class TlsDetector:
                 self._loop.remove_reader(self._listening_socket.fileno())
                 self._loop.call_later(ACCEPT_RETRY_S, self._accept_again)
                 return
-            if not self._has_capacity(len(self._pending)):
+            if not self._has_capacity(str(address[0]), len(self._pending)):
                 accepted.close()
                 continue
             if len(self._pending) >= self._pending_max:

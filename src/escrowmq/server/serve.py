@@ -317,6 +317,7 @@ async def _run_broker(
         native=native,
     )
     server = _new_server(config, clock, broker, access, store_host, watermark)
+    broker.clock_report = maintenance.clock_report
     _connect_parts(broker, server, live_config, runtime_settings)
     await server.listen(listening_socket)
     registrars += new_registrars(

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from escrowmq.clock import JumpDetector, SteadyClock, local_hour
+from escrowmq.clock import ClockReport, JumpDetector, SteadyClock, local_hour
 from escrowmq.config import StoreConfig
 from escrowmq.errors import FlushTimeout, StoreError, StoreFailed, StoreFull, StoreUnavailable
 from escrowmq.message.record import LogOffset
@@ -194,6 +194,7 @@ class StoreMaintenance:
         self._clock = clock
         self._config = config
         self.jump_detector = JumpDetector(clock)
+        self.clock_change_at_start_ms = 0  # how much the clock was set since the broker ran last
         self._ages = self._load_ages()
         self._next_save_s = 0.0
         self.keep_needed_segments(lambda: None, lambda end: None)
@@ -252,8 +253,8 @@ class StoreMaintenance:
 
     async def checkpoint(self) -> None:
         async with self._checkpoint_lock:
-            if self._store.is_checkpointed:
-                return
+            if self._store.is_checkpointed or self._store.is_removing_files:
+                return  # not now: the files of a deleted topic go first
             began_s = self._clock.elapsed_s()
             job = self._store.begin_checkpoint()
             try:
@@ -295,6 +296,14 @@ class StoreMaintenance:
         now_ms = self._clock.now_ms()
         return self._ages.past_times(elapsed_ms=self._elapsed_ms(), now_ms=now_ms)
 
+    def clock_report(self) -> ClockReport:
+        """Return what an operator should know about the wall clock."""
+        return ClockReport(
+            jumps=self.jump_detector.jumps,
+            change_at_start_ms=self.clock_change_at_start_ms,
+            stored_ahead_ms=self.stored_ahead_ms(),
+        )
+
     def stored_ahead_ms(self) -> int:
         """Return how far the newest message was stored in the future."""
         return max(0, self._store.last_stored_ms - self._wall_ms())
@@ -308,10 +317,12 @@ class StoreMaintenance:
             log_end=store.end,
             elapsed_ms=elapsed_ms,
             wall_ms=self._wall_ms(),
+            damage=store.damage,
         )
         ages.start(store.end, elapsed_ms=elapsed_ms, broker_ms=self._clock.now_ms())
         if abs(ages.wall_change_ms) >= JumpDetector.JUMP_MS:
             self.jump_detector.jumps += 1
+            self.clock_change_at_start_ms = ages.wall_change_ms
             report_clock_change("since the broker ran last", ages.wall_change_ms)
         if self.stored_ahead_ms() >= JumpDetector.JUMP_MS:
             log.warning(

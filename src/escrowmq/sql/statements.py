@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -20,11 +21,13 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    TextClause,
     bindparam,
     delete,
     func,
     insert,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects.mysql import VARCHAR
@@ -124,6 +127,10 @@ _DELETE_MARKER: Final = delete(marker_table).where(_IS_MARKER)
 #   the others   the name of a savepoint behind the marker, which ends with the transaction; it is
 #                set again for each message
 #
+# On MariaDB, what belongs together is one compound statement, so a transaction with one message
+# takes three requests less; MySQL has them only in stored procedures. The last step is not one: a
+# driver may not accept a result from the middle of it, nor count a row that did not change.
+#
 # The marker also counts the messages as they are sent. If a part of the transaction is rolled back,
 # for example to a savepoint that was set in plain SQL, the count goes back too.
 
@@ -133,6 +140,20 @@ _COUNT_ONE_MORE: Final = (
     .where(_IS_MARKER, marker_table.c.messages == bindparam("count") - 1)
     .values(messages=bindparam("count"))
 )
+
+
+_COUNT_SQL: Final = (
+    f"UPDATE {MARKER_TABLE} SET messages = :count WHERE id = :marker_id AND messages = :before"
+)
+_INSERT_MARKER_SQL: Final = (
+    f"INSERT INTO {MARKER_TABLE} (id, outcome, at_ms, producer_group, messages) "
+    f"VALUES (:id, :outcome, {NOW_MS_SQL['mariadb']}, :producer_group, :messages)"
+)
+
+
+@lru_cache(maxsize=64)  # one for each savepoint that is used
+def _compound(*statements: str) -> TextClause:
+    return text(f"BEGIN NOT ATOMIC {'; '.join(statements)}; END")
 
 
 def insert_marker(
@@ -148,6 +169,9 @@ def insert_marker(
     if _has_transaction_numbers(connection):
         statement = _INSERT_MARKER.returning(_TRANSACTION_NUMBER)
         return str(connection.execute(statement, row).scalar_one())
+    if _has_compound_statements(connection):
+        connection.execute(_compound(_INSERT_MARKER_SQL, f"SAVEPOINT {savepoint}"), row)
+        return savepoint
     connection.execute(_INSERT_MARKER, row)
     # SQLite would begin a transaction with the savepoint, and so hide that there was none.
     if not getattr(connection.connection.driver_connection, "in_transaction", True):
@@ -166,6 +190,8 @@ def count_message(connection: Connection, transaction_id: str, proof: str, count
     if _has_transaction_numbers(connection):
         statement = _COUNT_ONE_MORE.returning(_TRANSACTION_NUMBER)
         return str(connection.execute(statement, values).scalar_one_or_none()) == proof
+    if _has_compound_statements(connection):
+        return _count_in_one_statement(connection, transaction_id, proof, count)
     if not _release_savepoint(connection, proof):
         return False
     _scalar(connection, f"SAVEPOINT {proof}")
@@ -215,6 +241,24 @@ def insert_inbox_row(connection: Connection, message: ReceivedMessage, *, group:
 
 def _has_transaction_numbers(connection: Connection) -> bool:
     return connection.dialect.name == "postgresql"
+
+
+def _has_compound_statements(connection: Connection) -> bool:
+    return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def _count_in_one_statement(
+    connection: Connection, transaction_id: str, proof: str, count: int
+) -> bool:
+    """Do what `count_message` does, on MariaDB."""
+    values = {"marker_id": transaction_id, "count": count, "before": count - 1}
+    statement = _compound(f"RELEASE SAVEPOINT {proof}", f"SAVEPOINT {proof}", _COUNT_SQL)
+    try:
+        return connection.execute(statement, values).rowcount == 1
+    except DBAPIError as error:
+        if is_missing_savepoint(error.orig):
+            return False
+        raise
 
 
 def _release_savepoint(connection: Connection, savepoint: str) -> bool:

@@ -44,6 +44,7 @@ Modules in reading order:
     index_checksums.py  checksums of index files
     columns.py        hash keys and pack entries, many at once
     checkpoint.py     what is durable, ours and RocketMQ's
+    snapshot_files.py files that shorten a start
     damage.py         what was found to be damaged, for log, metric and doctor
     retention.py      remove old segments
     log_ages.py       how old the parts of the log are, whatever the clock shows

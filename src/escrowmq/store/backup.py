@@ -25,11 +25,11 @@ from escrowmq.store.config_files import CONFIG_DIRECTORY as CONFIG_DIRECTORY
 from escrowmq.store.consume_queue import QUEUE_DIRECTORY as QUEUE_DIRECTORY
 from escrowmq.store.disk import Disk, parent_directory, read_file, replace_file, write_file
 from escrowmq.store.log_files import LogFiles
+from escrowmq.store.snapshot_files import TRANSACTIONS_PATH
 from escrowmq.store.store import ABORT_PATH
 
 MANIFEST_PATH: Final = "escrowmq.backup"
 TOKEN_PATH: Final = "escrowmq.token"  # the running broker of a directory writes it there
-ESCROW_PATH: Final = "escrowmq.escrow"
 _METADATA_FILES: Final = ("topics.json", "subscriptionGroup.json")
 _CHUNK_BYTES: Final = 1 << 18
 _ZEROS: Final = bytes(_CHUNK_BYTES)
@@ -75,7 +75,7 @@ def back_up(
     configs = [name for name in source.names(CONFIG_DIRECTORY) if _is_config(name)]
     positions = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if not _is_metadata(name)]
     metadata = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if _is_metadata(name)]
-    _copy_files(source, target, [*positions, ESCROW_PATH])
+    _copy_files(source, target, [*positions, TRANSACTIONS_PATH])
     end = get_log_end()
     _copy_files(source, target, metadata)
     _copy_files(source, target, _queue_files(source))
@@ -100,7 +100,7 @@ def restore(
     check_target_is_empty(target)
     write_file(target, ABORT_PATH, b"")
     configs = [f"{CONFIG_DIRECTORY}/{name}" for name in backup.names(CONFIG_DIRECTORY)]
-    _copy_files(backup, target, [*configs, ESCROW_PATH, *_queue_files(backup)])
+    _copy_files(backup, target, [*configs, TRANSACTIONS_PATH, *_queue_files(backup)])
     _copy_log(backup, target, manifest.log_end, on_progress)
     report = _check_copy(target)
     _raise_if_damaged(report, manifest.log_end)

@@ -13,9 +13,8 @@ import struct
 from typing import Final
 
 from escrowmq.config import StoreConfig
-from escrowmq.errors import ProtocolError, StoreDamaged, StoreError, StoreFailed
+from escrowmq.errors import StoreDamaged, StoreError, StoreFailed
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
-from escrowmq.parsing import parse_lenient_json
 from escrowmq.store.check_indexes import IndexCheck, QueueCheck
 from escrowmq.store.check_log import (
     CheckReport,
@@ -28,17 +27,18 @@ from escrowmq.store.check_log import (
 from escrowmq.store.checkpoint import CHECKPOINT_PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH, has_right_checksum
 from escrowmq.store.commit_log import LOG_DIRECTORY as LOG_DIRECTORY
-from escrowmq.store.config_files import DeletedTopics
+from escrowmq.store.config_files import CONFIG_DIRECTORY, DeletedTopics, config_problems
 from escrowmq.store.disk import Disk, Lock, read_file, read_what_is_left
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import FileChange, load_redo
+from escrowmq.store.log_ages import AGES_PATH, WITHOUT_AGES, find_damage
 from escrowmq.store.log_files import LogFiles
+from escrowmq.store.snapshot_files import SNAPSHOT_PATHS, snapshot_problem
 from escrowmq.store.store import ABORT_PATH, DEFAULT_DELAY_LEVELS_MS, LOCK_PATH
 
 __all__ = ["CheckReport", "Finding", "Severity", "check_store", "is_store"]
 
-_CONFIG_DIRECTORY: Final = "config"
 _WORD_WRITE: Final = struct.Struct(">I4s")  # position, four bytes
 
 
@@ -104,6 +104,7 @@ def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
             index.close()
     _check_checkpoints(disk, shutdown, queues, log.end, findings)
     _check_config(disk, findings)
+    _check_snapshots(disk, findings)
     if not shutdown.was_clean:
         findings.add_note(ABORT_PATH, None, "the store was not closed: the next start recovers it")
     return CheckReport(
@@ -131,7 +132,7 @@ def _deleted_topics(disk: Disk) -> DeletedTopics | None:
 def _check_checkpoints(
     disk: Disk, shutdown: ShutdownState, queues: QueueCheck, log_end: int, findings: Findings
 ) -> None:
-    saved = read_file(disk, CHECKPOINT_PATH)
+    saved = _read_or_empty(disk, CHECKPOINT_PATH)
     if saved is not None and shutdown.checkpoint is None:
         if has_right_checksum(saved):
             findings.add_note(
@@ -157,7 +158,7 @@ def _check_checkpoints(
                 "the next start rebuilds them"
             ).format(*expected, *queues.totals())
             findings.add_note(CHECKPOINT_PATH, None, description)
-    rocketmq = read_file(disk, ROCKETMQ_PATH)
+    rocketmq = _read_or_empty(disk, ROCKETMQ_PATH)
     if rocketmq is None or len(rocketmq) != ROCKETMQ_BYTES:
         size = (
             "is missing" if rocketmq is None else f"has {len(rocketmq)} bytes, not {ROCKETMQ_BYTES}"
@@ -166,9 +167,17 @@ def _check_checkpoints(
             findings.add_note(ROCKETMQ_PATH, None, f"{size}: RocketMQ would create a new one")
 
 
+def _read_or_empty(disk: Disk, path: str) -> bytes | None:
+    """Return the content of a file; nothing of it if it cannot be read; None if it is missing."""
+    try:
+        return read_file(disk, path)
+    except StoreError:
+        return b""
+
+
 def _is_index_consistent(disk: Disk, shutdown: ShutdownState, findings: Findings) -> bool:
     """Return False if a crash interrupted a flush of keys. The next start completes it first."""
-    content = read_file(disk, REDO_PATH)
+    content = _read_or_empty(disk, REDO_PATH)
     changes = load_redo(disk)
     if content and not changes:
         findings.add_note(REDO_PATH, None, "is incomplete: none of its changes had begun")
@@ -196,24 +205,22 @@ def _is_applied(disk: Disk, change: FileChange) -> bool:
 
 
 def _check_config(disk: Disk, findings: Findings) -> None:
-    names = {name.removesuffix(".bak") for name in disk.names(_CONFIG_DIRECTORY)}
+    names = {name.removesuffix(".bak") for name in disk.names(CONFIG_DIRECTORY)}
     for name in sorted(name for name in names if name.endswith(".json")):
-        path = f"{_CONFIG_DIRECTORY}/{name}"
-        problem = _json_problem(disk, path)
-        if problem is None:
-            continue
-        if _json_problem(disk, path + ".bak") is None:
-            findings.add_note(path, None, f"{problem}; its .bak is valid and is read instead")
-        else:
+        path = f"{CONFIG_DIRECTORY}/{name}"
+        problem, copy_problem = config_problems(disk, path)
+        if problem and copy_problem:
             findings.add_damage(path, None, f"{problem}; its .bak is missing or invalid too")
+        elif problem:
+            findings.add_note(path, None, f"{problem}; its .bak is valid and is read instead")
+        elif copy_problem:
+            findings.add_note(path + ".bak", None, f"{copy_problem}; the file itself is valid")
 
 
-def _json_problem(disk: Disk, path: str) -> str | None:
-    content = read_file(disk, path)
-    if not content:
-        return "is missing" if content is None else "is empty"
-    try:
-        parse_lenient_json(content)
-    except ProtocolError as error:
-        return str(error)
-    return None
+def _check_snapshots(disk: Disk, findings: Findings) -> None:
+    for path in SNAPSHOT_PATHS:
+        problem = snapshot_problem(disk, path)
+        if problem is not None:
+            findings.add_damage(path, None, f"{problem}: the next start reads more of the log")
+    if ages_problem := find_damage(disk):
+        findings.add_damage(AGES_PATH, None, f"{ages_problem}: {WITHOUT_AGES}")

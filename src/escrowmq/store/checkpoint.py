@@ -53,6 +53,10 @@ class Checkpoint:
     # totals with the queue files, and a missing file changes one of them.
     first_total: int = 0
     has_queue_rows: bool = False  # False in a checkpoint of an earlier version
+    # The lengths of the files, so that a longer one is known to be damaged and not of another
+    # configuration; 0 in a checkpoint of an earlier version.
+    segment_bytes: int = 0
+    queue_file_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,8 @@ class CheckpointJob:
     queue_count: int
     entry_total: int
     queue_rows: bytes
+    segment_bytes: int
+    queue_file_bytes: int
     has_marks: bool  # False: the first checkpoint of this process starts its flush marks
     new_marks: FlushMarks | None = None
 
@@ -180,6 +186,8 @@ class CheckpointJob:
             queue_count=self.queue_count,
             entry_total=self.entry_total,
             has_queue_rows=True,
+            segment_bytes=self.segment_bytes,
+            queue_file_bytes=self.queue_file_bytes,
             index_files=[file.name for file in files],
             index_end_offset=files[-1].end_offset if files else -1,
             is_indexed=self.index_flush.index.is_enabled and not (files and files[-1].is_closed),

@@ -25,6 +25,8 @@ from escrowmq.store.disk import Disk, read_file, replace_file
 
 CONFIG_DIRECTORY: Final = "config"
 CHECKSUM_FIELD: Final = "escrowChecksum"
+_MISSING: Final = "is missing"
+_CHECKSUM_DAMAGED: Final = "its checksum is damaged, but not its content"
 _CHECKSUM_LINE: Final = re.compile(rb'\{\n  "escrowChecksum": "([0-9a-f]{8})",\n')
 
 OffsetTable = dict[str, dict[int, int]]  # "topic@group" -> queue id -> offset
@@ -112,10 +114,15 @@ class ConfigFile:
         self.content = content
 
     def _load(self) -> dict[str, Any]:
-        main, copy = self._read(self._path), self._read(self._path + ".bak")
+        disk, path = self._disk, self._path
+        main, copy = _ConfigText.read(disk, path), _ConfigText.read(disk, path + ".bak")
         if main.content is not None:
-            if main.checksum is None and copy.has_right_checksum and main.body == copy.body:
-                self._restore(copy.text, "its checksum is damaged, but not its content")
+            if copy.has_damaged_checksum_of(main):
+                self._restore(main.text, _CHECKSUM_DAMAGED, ".bak")
+            elif main.has_damaged_checksum_of(copy):
+                self._restore(copy.text, _CHECKSUM_DAMAGED)
+            elif copy.content is None and copy.problem != _MISSING:
+                self._restore(main.text, f"{copy.problem}; the file itself is right", ".bak")
             return main.content
         self.was_intact = False
         if copy.content is not None:
@@ -128,17 +135,13 @@ class ConfigFile:
             )
         return {}
 
-    def _read(self, path: str) -> _ConfigText:
-        try:
-            return _ConfigText.parse(read_file(self._disk, path))
-        except StoreError as error:
-            return _ConfigText(b"?", None, b"", None, f"cannot be read: {error}")
-
-    def _restore(self, text: bytes, description: str) -> None:
+    def _restore(self, text: bytes, description: str, suffix: str = "") -> None:
+        """Report the file, or its copy, and write it again."""
+        path = self._path + suffix
         if self._damage is not None:
-            self._damage.add(DamageKind.CONFIG, self._path, description, is_repaired=True)
+            self._damage.add(DamageKind.CONFIG, path, description, is_repaired=True)
             with contextlib.suppress(StoreError):  # the next save writes it
-                replace_file(self._disk, self._path, text)
+                replace_file(self._disk, path, text)
 
 
 class _ConfigText(NamedTuple):
@@ -151,9 +154,16 @@ class _ConfigText(NamedTuple):
     problem: str
 
     @classmethod
+    def read(cls, disk: Disk, path: str) -> _ConfigText:
+        try:
+            return cls.parse(read_file(disk, path))
+        except StoreError as error:
+            return cls(b"?", None, b"", None, f"cannot be read: {error}")
+
+    @classmethod
     def parse(cls, text: bytes | None) -> _ConfigText:
         if not text:
-            return cls(b"", None, b"", None, "is missing" if text is None else "is empty")
+            return cls(b"", None, b"", None, _MISSING if text is None else "is empty")
         line = _CHECKSUM_LINE.match(text)
         checksum = None if line is None else line[1]
         body = text.split(b"\n", 2)[-1]  # behind the line with the checksum, damaged or not
@@ -169,9 +179,28 @@ class _ConfigText(NamedTuple):
         content.pop(CHECKSUM_FIELD, None)
         return cls(text, checksum, body, content, "")
 
-    @property
-    def has_right_checksum(self) -> bool:
-        return self.content is not None and self.checksum is not None
+    def has_damaged_checksum_of(self, other: _ConfigText) -> bool:
+        """Return whether only the first line, with the checksum, differs from the other file."""
+        return (
+            self.content is not None
+            and self.checksum is None
+            and other.content is not None
+            and other.checksum is not None
+            and self.body == other.body
+        )
+
+
+def config_problems(disk: Disk, path: str) -> tuple[str, str]:
+    """Return what is wrong with a file and with its copy; an empty text if nothing is.
+
+    A file that is missing cannot be read; a copy that is missing is no problem.
+    """
+    main, copy = _ConfigText.read(disk, path), _ConfigText.read(disk, path + ".bak")
+    copy_problem = "" if main.content is not None and copy.problem == _MISSING else copy.problem
+    return (
+        _CHECKSUM_DAMAGED if main.has_damaged_checksum_of(copy) else main.problem,
+        _CHECKSUM_DAMAGED if copy.has_damaged_checksum_of(main) else copy_problem,
+    )
 
 
 def _checksum(body: bytes) -> bytes:
@@ -242,7 +271,13 @@ def to_plain(value: Any) -> Any:
             return value  # msgspec encodes it directly, which is faster
         row: dict[str, Any] = msgspec.to_builtins(value)
         return row | row.pop("(other)")
+    if isinstance(value, msgspec.Raw):
+        return value  # its owner has encoded it
     if isinstance(value, dict):
+        if type(next(iter(value.values()), None)) is int:
+            # The offsets of a topic, one for each queue. msgspec writes such a table as it is; to
+            # convert each number took a second for a million of them, and three times the memory.
+            return dict(value)
         return {str(key): to_plain(item) for key, item in value.items()}
     return msgspec.to_builtins(value)
 
@@ -295,5 +330,11 @@ class DeletedTopics:
         }
 
     def _save(self, log_ends: dict[str, int]) -> None:
-        self._file.save(**{_DELETED_TOPICS_KEY: log_ends})
+        try:
+            self._file.save(**{_DELETED_TOPICS_KEY: log_ends})
+        except StoreError:
+            # The new file may be there nevertheless, and the next start would believe it.
+            with contextlib.suppress(StoreError):
+                self._file.save(**{_DELETED_TOPICS_KEY: self._log_ends})
+            raise
         self._log_ends = log_ends

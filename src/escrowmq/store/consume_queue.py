@@ -24,12 +24,14 @@ import re
 import struct
 import sys
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from escrowmq.errors import RecordRefused, StoreDamaged, StoreFailed
 from escrowmq.message.record import TOPIC_BYTES_MAX, QueueOffset, crc32
+from escrowmq.sliced_work import SlicedWork, run_to_end
 from escrowmq.store.columns import pack_rows
 from escrowmq.store.commit_log import file_name, is_file_name
 from escrowmq.store.config_files import DeletedTopics
@@ -613,6 +615,8 @@ class QueueTable:
         self._disk = blocks.disk
         self.deleted_topics = deleted_topics
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        # Queues of deleted topics whose files are not removed yet.
+        self._removed: deque[ConsumeQueue] = deque()
         self._file_sizes: dict[
             ConsumeQueue, dict[str, int]
         ] = {}  # by name, while a store is opened
@@ -671,28 +675,44 @@ class QueueTable:
             for queue in queues:
                 queue.find_files()
             end = self.deleted_topics.deleted_end(topic)
-            self._remove([queue for queue in queues if queue.is_older_than(end)])
+            self.remove([queue for queue in queues if queue.is_older_than(end)])
+        run_to_end(self.remove_files())
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
         return [queue for queue in self if queue.topic == topic]
 
-    def remove_topic(self, topic: str) -> int:
-        """Remove all queues of a topic with their files. Return how many there were."""
-        queues = self.queues_of(topic)
-        self._remove(queues)
-        return len(queues)
+    def remove(self, queues: Sequence[ConsumeQueue]) -> None:
+        """Remove queues from the table. Their files remain until `remove_files`.
 
-    def _remove(self, queues: list[ConsumeQueue]) -> None:
+        Messages that arrive meanwhile begin new queues. These are in memory only, and must not be
+        written to files before the old ones are removed.
+        """
         for queue in queues:
             self._queues.pop((queue.topic, queue.queue_id), None)
             self.dirty.discard(queue)
+        self._removed.extend(queues)
+
+    @property
+    def has_removed(self) -> bool:
+        """Return whether removed queues still have files."""
+        return bool(self._removed)
+
+    def remove_files(self) -> SlicedWork:
+        """Remove the files of all queues that were removed, durably, in slices."""
+        while self._removed:
+            queue = self._removed[0]
             queue.delete()
-        for topic in {queue.topic for queue in queues}:
-            directory = f"{QUEUE_DIRECTORY}/{topic}"
-            if self._disk.exists(directory):
-                self._disk.sync_directory(directory)
-                if not self._disk.names(directory):
-                    self._disk.remove(directory)
+            if len(self._removed) == 1 or self._removed[1].topic != queue.topic:
+                self._remove_topic_directory(queue.topic)
+            self._removed.popleft()  # only now: until then no checkpoint may be made
+            yield
+
+    def _remove_topic_directory(self, topic: str) -> None:
+        directory = f"{QUEUE_DIRECTORY}/{topic}"
+        if self._disk.exists(directory):
+            self._disk.sync_directory(directory)
+            if not self._disk.names(directory):
+                self._disk.remove(directory)
 
     def trust_files(self, log_end: int) -> bool:
         """Accept the entries of records below `log_end` and remove all others.

@@ -24,8 +24,10 @@ class DamageKind(enum.Enum):
     QUEUE = "queue"
     INDEX = "index"
     CHECKPOINT = "checkpoint"
+    FLUSH_MARKS = "flush_marks"
     CONFIG = "config"
     SNAPSHOT = "snapshot"
+    AGES = "ages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
+from escrowmq.errors import StoreError
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, File, read_file, replace_file
 
 MARKS_PATH: Final = "escrowmq.flushed"
@@ -87,8 +89,11 @@ class SavedMarks:
 
 def load_marks(disk: Disk) -> SavedMarks:
     """Read the marks of the last process. There are none if it has removed the file."""
-    content = read_file(disk, MARKS_PATH)
-    if not content:
+    try:
+        content = read_file(disk, MARKS_PATH)
+    except StoreError:  # without marks, more may look like a torn end; the log is still read
+        content = b""
+    if content is None:
         return SavedMarks()
     boot_id = _decode_header(content)
     log_offsets: set[int] = set()
@@ -106,6 +111,19 @@ def load_marks(disk: Disk) -> SavedMarks:
     is_same_boot = bool(boot_id) and boot_id == disk.boot_id()
     position = invalid[0] if invalid else -1
     return SavedMarks(sorted(log_offsets), is_same_boot, len(invalid), position)
+
+
+def report_damaged_marks(disk: Disk, damage: DamageReports) -> None:
+    """Report the marks of the last process if they are not what it has written.
+
+    A power cut may have torn marks that were not synced, and only the header tells whether there
+    was one. So invalid marks of another boot are not reported; an invalid header always is.
+    """
+    marks = load_marks(disk)
+    if marks.invalid_count and (marks.is_same_boot or marks.invalid_position == 0):
+        description = f"{marks.invalid_count} parts of it are invalid and were not used"
+        place = f"{MARKS_PATH} position={marks.invalid_position}"
+        damage.add(DamageKind.FLUSH_MARKS, place, description, is_repaired=True)
 
 
 def _encode_header(boot_id: str) -> bytes:

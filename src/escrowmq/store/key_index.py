@@ -721,9 +721,7 @@ def load_redo(disk: Disk) -> list[FileChange]:
     return _decoder.decode(data)
 
 
-def apply_changes(
-    disk: Disk, changes: list[FileChange], native: ModuleType | None = None
-) -> None:
+def apply_changes(disk: Disk, changes: list[FileChange], native: ModuleType | None = None) -> None:
     """Make changes durably. They may have been made before, in part or as a whole."""
     for change in changes:
         is_new = not disk.exists(change.path)

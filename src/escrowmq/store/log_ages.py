@@ -11,7 +11,8 @@ So measured time is never longer than real time, whatever the wall clock does.
     PastTimes       converts the times that an earlier process recorded to the time of this process
 
 The marks are saved in `escrowmq.ages`. Without the file everything counts as just written: nothing
-expires too early. Marks get fewer with their age, so an age is too short by up to 6 %.
+expires too early. A damaged file is reported. Marks get fewer with their age, so an age is too
+short by up to 6 %.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from zlib import crc32
 import msgspec
 
 from escrowmq.errors import StoreError
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, read_file, replace_file
 
 AGES_PATH: Final = "escrowmq.ages"
 MARK_INTERVAL_MS: Final = 1_000
+# What a damaged file costs.
+WITHOUT_AGES: Final = "the segments count as just written and are kept longer"
 _RESOLUTION: Final = 64  # marks that are closer together than this part of their age are dropped
 _MARKS_MAX: Final = 2_048  # before some of them are dropped; about 800 stay
 _STARTS_MAX: Final = 100  # marks of starts that stay however close together they are
@@ -68,13 +72,23 @@ class LogAges:
 
     @classmethod
     def load(
-        cls, disk: Disk, *, boot_id: str, log_end: int, elapsed_ms: int, wall_ms: int
+        cls,
+        disk: Disk,
+        *,
+        boot_id: str,
+        log_end: int,
+        elapsed_ms: int,
+        wall_ms: int,
+        damage: DamageReports | None = None,
     ) -> LogAges:
         """Return the ages of a log that was just opened and ends at `log_end`.
 
         `boot_id`: elapsed times can be compared between processes with the same id, unless empty.
+        `damage`: a damaged file is reported there.
         """
-        saved = _load(disk)
+        saved, problem = _load(disk)
+        if problem and damage is not None:
+            damage.add(DamageKind.AGES, AGES_PATH, f"{problem}: {WITHOUT_AGES}", is_repaired=False)
         ages = cls(boot_id, saved)
         if saved is not None:
             passed_ms = elapsed_ms - saved.elapsed_ms if ages.is_same_boot else 0
@@ -208,21 +222,28 @@ def _thin(marks: list[LogMark], now_measured_ms: int) -> list[LogMark]:
     return kept[::-1]
 
 
-def _load(disk: Disk) -> _SavedAges | None:
-    """Return what was saved; None if there is nothing with a correct checksum."""
+def find_damage(disk: Disk) -> str:
+    """Return what is wrong with the saved ages; an empty text if nothing is."""
+    return _load(disk)[1]
+
+
+def _load(disk: Disk) -> tuple[_SavedAges | None, str]:
+    """Return what was saved, if it can be used, and what is damaged."""
     try:
-        content = read_file(disk, AGES_PATH) or b""
-    except StoreError:
-        return None
+        content = read_file(disk, AGES_PATH)
+    except StoreError as error:
+        return None, str(error)
+    if content is None:
+        return None, ""  # a new directory, one of RocketMQ, or a restored backup
     checksum, _, data = content.strip().partition(b"\n")
     if not data or checksum != b"%08x" % crc32(data):
-        return None
+        return None, "has a wrong checksum"
     try:
         saved = msgspec.json.decode(data, type=_SavedAges)
     except msgspec.MsgspecError:  # written by another version
-        return None
+        return None, ""
     is_sorted = all(
         first.log_end <= second.log_end and first.measured_ms <= second.measured_ms
         for first, second in zip(saved.marks, saved.marks[1:], strict=False)
     )
-    return saved if is_sorted else None
+    return (saved, "") if is_sorted else (None, "has marks that are not in order")

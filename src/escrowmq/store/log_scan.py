@@ -14,7 +14,7 @@ by the sum of the lengths of its parts, if that can be trusted:
 
 - Both are equal, and magic and log offset are right up to one bit: the damage is elsewhere.
 - They differ, so one of them is damaged. The right one leads from record to record to a known
-  boundary. If both do, the log is taken up where the two ways meet.
+  boundary, past other damaged records. If both do, the log is taken up where the ways meet.
 - Otherwise the scan continues at the next known boundary.
 
 Whether invalid bytes are damage or the torn end of a crash, `LogHistory` decides: it says how far
@@ -324,53 +324,56 @@ class LogScanner:
         claims = self.claims_at(position)
         if claims is None or self._is_damaged_blank(position, claims):
             return LogOffset(known)
+        ends = self._claimed_ends(position, claims, known)
+        if claims.size == claims.parts_size and ends and claims.wrong_bits(position) <= 1:
+            return ends.pop()
+        for passes_damage in (False, True):
+            common = _Ways(self, known, passes_damage).common_positions(ends)
+            if common is not None:
+                return min(common)
+        return LogOffset(known)
+
+    def _claimed_ends(
+        self, position: LogOffset, claims: RecordClaims, known: int
+    ) -> set[LogOffset]:
+        """Return where a damaged record ends, by its size and by the sum of its parts."""
         last_end = self._segment_end(position) - BLANK.size  # a blank record follows the last one
-        ends = {
+        return {
             LogOffset(position + size)
             for size in (claims.size, claims.parts_size)
             if size >= RECORD_BYTES_MIN and position + size <= min(known, last_end)
         }
-        if claims.size == claims.parts_size and ends and claims.wrong_bits(position) <= 1:
-            return ends.pop()
-        for passes_damage in (False, True):
-            ways = [way for end in ends if (way := self._way_to(end, known, passes_damage))]
-            if ways:
-                # They meet at the known boundary at the latest.
-                return min(set.intersection(*map(set, ways)))
-        return LogOffset(known)
 
     def _is_damaged_blank(self, position: int, claims: RecordClaims) -> bool:
         remaining = self._segment_end(position) - position
         is_record = claims.magic in (MAGIC_V1, MAGIC_V2)
         return claims.magic == MAGIC_BLANK or (claims.size == remaining and not is_record)
 
-    def _way_to(self, begin: LogOffset, known: int, passes_damage: bool) -> list[LogOffset] | None:
-        """Return the positions of the records from `begin` to a known boundary, and that boundary.
+    def next_positions(
+        self, position: LogOffset, begin: LogOffset, known: int, passes_damage: bool
+    ) -> set[LogOffset]:
+        """Return where a way to a known boundary can go on from a position; nowhere if it ends.
 
-        None if the records do not lead there. The end of the log counts as known. With
-        `passes_damage`, damaged records are passed if their lengths agree.
+        `begin` is where the way begins. The end of the log counts as the known boundary.
         """
-        way, position = [begin], begin
-        while position < known:
-            try:
-                record = self.record_at(position)
-            except CorruptRecord:
-                # A claimed end in the unwritten part leads to no record, so it proves nothing.
-                is_unflushed = position >= (self.history.durable_end or 0)
-                if position > begin and is_unflushed and self._is_zero_from(position):
-                    return [*way, LogOffset(known)]
-                claims = self.claims_at(position) if passes_damage else None
-                if claims is None or claims.size != claims.parts_size or claims.size <= 0:
-                    return None
-                position = LogOffset(position + claims.size)
-            else:
-                position = (
-                    self._segment_end(position)
-                    if record is None
-                    else LogOffset(position + record.size)
-                )
-            way.append(position)
-        return way if position == known else None
+        try:
+            record = self.record_at(position)
+        except CorruptRecord:
+            # A claimed end in the unwritten part leads to no record, so it proves nothing.
+            is_unflushed = position >= (self.history.durable_end or 0)
+            if position > begin and is_unflushed and self._is_zero_from(position):
+                return {LogOffset(known)}
+            claims = self.claims_at(position) if passes_damage else None
+            # Only one thing may be wrong with it, or any bytes would look like a damaged record.
+            is_alike = claims is not None and (
+                claims.size == claims.parts_size or claims.wrong_bits(position) == 0
+            )
+            if claims is None or not is_alike:
+                return set()
+            return self._claimed_ends(position, claims, known)
+        if record is None:
+            return {self._segment_end(position)}
+        return {LogOffset(position + record.size)}
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -419,6 +422,53 @@ class LogScanner:
             self._data = self.source.read_bytes(position, end)
             self._data_begin, index = position, 0
         return self._data, index
+
+
+_FORKS_MAX: Final = 100
+
+
+class _Ways:
+    """The ways from record to record that lead to a known boundary.
+
+    A way forks at a damaged record whose size and parts disagree: one of them is right. A fork that
+    leads into a body ends there, unless the body contains forged records. So what all ways to the
+    boundary have in common is right.
+    """
+
+    def __init__(self, scanner: LogScanner, known: int, passes_damage: bool) -> None:
+        self._scanner = scanner
+        self._known = known
+        self._passes_damage = passes_damage
+        self._by_fork: dict[frozenset[LogOffset], set[LogOffset] | None] = {}
+
+    def common_positions(self, begins: Iterable[LogOffset]) -> set[LogOffset] | None:
+        """Return the positions that are on every way from one of these; None if there is none.
+
+        The known boundary is one of them.
+        """
+        fork = frozenset(begins)
+        if fork not in self._by_fork:
+            if len(self._by_fork) >= _FORKS_MAX:
+                return None
+            self._by_fork[fork] = None  # until it is known
+            ways = [way for begin in fork if (way := self._follow(begin)) is not None]
+            self._by_fork[fork] = set.intersection(*ways) if ways else None
+        return self._by_fork[fork]
+
+    def _follow(self, begin: LogOffset) -> set[LogOffset] | None:
+        positions, position = {begin}, begin
+        while position < self._known:
+            following = self._scanner.next_positions(
+                position, begin, self._known, self._passes_damage
+            )
+            if len(following) > 1:
+                common = self.common_positions(following)
+                return None if common is None else positions | common
+            if not following:
+                return None
+            [position] = following
+            positions.add(position)
+        return positions if position == self._known else None
 
 
 def first_nonzero_offset(source: LogSource, begin: int, end: int) -> int | None:

@@ -21,7 +21,6 @@ does the same.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,11 +38,18 @@ from escrowmq.message.record import (
 )
 from escrowmq.store.checkpoint import (
     Checkpoint,
+    load_checkpoint,
     load_checkpoint_file,
     load_rocketmq_checkpoint,
 )
-from escrowmq.store.commit_log import CommitLog
-from escrowmq.store.consume_queue import BLANK_SIZE, ConsumeQueue, QueueTable
+from escrowmq.store.commit_log import LOG_DIRECTORY, CommitLog, is_file_name
+from escrowmq.store.consume_queue import (
+    BLANK_SIZE,
+    QUEUE_DIRECTORY,
+    ConsumeQueue,
+    QueueTable,
+    queue_directories,
+)
 from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk
 from escrowmq.store.flush_marks import SavedMarks, load_marks
@@ -73,6 +79,7 @@ class Recovery:
     damage: list[Damage] = field(default_factory=list)
     rebuilt_queues: bool = False
     rebuilt_index: bool = False
+    queue_problem: str | None = None  # why the queue files could not be used
 
     def report(self, reports: DamageReports) -> None:
         """Report what was found. Damage is an error: messages that were durable are lost."""
@@ -91,6 +98,9 @@ class Recovery:
                 self.end,
                 self.torn_reason,
             )
+        if self.queue_problem is not None:
+            description = f"{self.queue_problem}; all queues were restored from the log"
+            reports.add(DamageKind.QUEUE, QUEUE_DIRECTORY, description, is_repaired=True)
         if self.rebuilt_queues or self.rebuilt_index:
             log.warning(
                 "rebuilt from the log queues=%s key_index=%s records_read=%d",
@@ -113,10 +123,12 @@ def recover(
     *,
     was_clean: bool,
     spill: Callable[[], None],
+    damage: DamageReports,
 ) -> Recovery:
     """Find the end of the log and bring queues and index up to it.
 
     `spill` is called from time to time and writes what queues and index hold in memory to files.
+    `damage` gets what had to be repaired for that; the result reports the remainder.
     """
     saved = SavedState.load(disk, was_clean=was_clean)
     last_record = _checkpointed_record(saved.checkpoint, log)
@@ -127,24 +139,66 @@ def recover(
         # Records behind the last index file have no keys in it. A new file for the records that
         # come now keeps the file from claiming the whole range in between.
         index.close_last_file()
-    recovery = None
+    recovery = queue_problem = None
     if saved.checkpoint is not None and last_record is not None:
-        with contextlib.suppress(_InconsistentQueues):
+        try:
             recovery = _LogReplay(log, queues, index, delay_levels_ms, spill).from_checkpoint(
                 saved, saved.checkpoint
             )
             recovery.damage[:0] = last_record
+        except _InconsistentQueues:
+            # They were durable before the checkpoint was. RocketMQ may have changed them since.
+            if not saved.was_used_by_rocketmq:
+                queue_problem = "files are missing or do not agree with the checkpoint"
     if recovery is None:
+        if (
+            saved.checkpoint is not None
+            and saved.checkpoint.queue_file_bytes == queues.blocks.file_bytes
+        ):
+            for topic, queue_id in queue_directories(disk):
+                directory = f"{QUEUE_DIRECTORY}/{topic}/{queue_id}"
+                _cut_longer_files(
+                    disk, directory, queues.blocks.file_bytes, DamageKind.QUEUE, damage
+                )
         queues.open()  # first: it raises if the configuration does not fit the files
         index.clear()
         replay = _LogReplay(log, queues, index, delay_levels_ms, spill)
         recovery = replay.from_start(disk, saved)
+        recovery.queue_problem = queue_problem
     queues.deleted_topics.trim(log_begin=log.begin, log_end=recovery.end)
     durable_end = saved.durable_end
     if durable_end is not None and durable_end > recovery.end:
         lost_end = LogOffset(durable_end)
         recovery.damage.append(Damage(recovery.end, lost_end, "was durable and is missing"))
     return recovery
+
+
+def cut_longer_segments(disk: Disk, segment_bytes: int, damage: DamageReports) -> None:
+    """Cut what something else has added to segments, before the log is opened.
+
+    Only if a checkpoint says that segments of this length were written. Otherwise the files may be
+    right and the configuration wrong.
+    """
+    checkpoint = load_checkpoint(disk)
+    if checkpoint is not None and checkpoint.segment_bytes == segment_bytes:
+        _cut_longer_files(disk, LOG_DIRECTORY, segment_bytes, DamageKind.LOG, damage)
+
+
+def _cut_longer_files(
+    disk: Disk, directory: str, file_bytes: int, kind: DamageKind, damage: DamageReports
+) -> None:
+    for name, size in disk.sizes(directory).items():
+        if not is_file_name(name) or size <= file_bytes:
+            continue
+        path = f"{directory}/{name}"
+        file = disk.open(path)
+        try:
+            file.resize(file_bytes)
+            file.sync()
+        finally:
+            file.close()
+        description = f"had {size} bytes instead of {file_bytes}; the others were cut off"
+        damage.add(kind, path, description, is_repaired=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +219,25 @@ class SavedState:
         return cls(was_clean, checkpoint, queue_rows, load_marks(disk), rocketmq_ms)
 
     @property
-    def _has_valid_marks(self) -> bool:
-        # Every checkpoint saves one time in both files. If RocketMQ's is later, RocketMQ has used
-        # the directory since. It may have cut the log below the marks and written other records.
-        saved_ms = 0 if self.checkpoint is None else self.checkpoint.stored_ms
-        return self.checkpoint is None or self.rocketmq_ms <= saved_ms
+    def was_used_by_rocketmq(self) -> bool:
+        """Return whether RocketMQ has used the directory since our last checkpoint.
+
+        Every checkpoint saves one time in both files. If RocketMQ's is later, it may have cut the
+        log below our marks, written other records, and changed the queues.
+        """
+        return self.checkpoint is not None and self.rocketmq_ms > self.checkpoint.stored_ms
 
     @property
     def durable_end(self) -> int | None:
         """Return the log offset below which everything was durable; None if it is unknown."""
         ends = [] if self.checkpoint is None else [self.checkpoint.log_offset]
-        if self._has_valid_marks and self.marks.log_offsets:
+        if not self.was_used_by_rocketmq and self.marks.log_offsets:
             ends.append(self.marks.end)
         return max(ends, default=None)
 
     def history(self, segment_bytes: int, *, queues: Disk | None = None) -> LogHistory:
         """Return what a scan must know. Pass the disk to use the entries of its queue files."""
-        marks = self.marks.log_offsets if self._has_valid_marks else ()
+        marks = () if self.was_used_by_rocketmq else self.marks.log_offsets
         checkpoints = () if self.checkpoint is None else (self.checkpoint.log_offset,)
         durable_end = self.durable_end
         return LogHistory(

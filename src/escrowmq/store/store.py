@@ -21,6 +21,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
+import msgspec
+
 from escrowmq.config import DelayConfig, StoreConfig
 from escrowmq.errors import (
     CorruptRecord,
@@ -44,7 +46,7 @@ from escrowmq.message.record import (
     encoded_size,
 )
 from escrowmq.native import NativePath
-from escrowmq.sliced_work import SlicedResult, run_to_end
+from escrowmq.sliced_work import SlicedResult, SlicedWork, run_to_end
 from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
 from escrowmq.store.columns import KeyBlock, PendingKeyRun, PendingKeys, newest_stored_ms
 from escrowmq.store.commit_log import (
@@ -66,7 +68,7 @@ from escrowmq.store.consume_queue import (
 )
 from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, Lock, OpenFiles, remove_file, write_file
-from escrowmq.store.flush_marks import MARKS_PATH
+from escrowmq.store.flush_marks import MARKS_PATH, report_damaged_marks
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import RESULTS_MAX, STORED_TIME_WAIT_MAX_MS, KeyIndex
 from escrowmq.store.log_scan import KnownBoundaries, LogHistory, LogScanner
@@ -80,7 +82,7 @@ from escrowmq.store.queue_reader import (
     read_record_summary,
 )
 from escrowmq.store.queue_repair import QueueRepair
-from escrowmq.store.recovery import Recovery, recover
+from escrowmq.store.recovery import Recovery, cut_longer_segments, recover
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
@@ -155,7 +157,7 @@ class StoreReader:
     ) -> list[StoredRecord]:
         """Return records of a topic with a key or unique key, the newest first."""
         limits = {"count_max": count_max, "begin_ms": begin_ms, "end_ms": end_ms}
-        return run_to_end(self.search_by_key(topic, key, **limits))
+        return run_to_end(self.search_by_key(topic, key, with_bodies=True, **limits))
 
     def search_by_key(
         self,
@@ -165,8 +167,12 @@ class StoreReader:
         count_max: int = 32,
         begin_ms: int = 0,
         end_ms: int = _TIME_MAX_MS,
+        with_bodies: bool = True,
     ) -> SlicedResult[list[StoredRecord]]:
-        """Do the same as `find_by_key` in slices: many keys may have the hash of this one."""
+        """Do the same as `find_by_key` in slices: many keys may have the hash of this one.
+
+        Without bodies the records are short, and many searches can go on at the same time.
+        """
         key_bytes = key.encode()
         matching: list[StoredRecord] = []
         for log_offset in self._index.find_in_slices(topic, key_bytes, begin_ms, end_ms):
@@ -182,6 +188,8 @@ class StoreReader:
             if self._queues.deleted_topics.is_deleted(topic, record.log_offset):
                 continue
             if record.topic == topic and key_bytes in keys and in_window:
+                if not with_bodies:
+                    record = msgspec.structs.replace(record, body=b"")
                 matching.append(record)
                 if len(matching) >= min(count_max, RESULTS_MAX):
                     break
@@ -291,7 +299,7 @@ class EncodableBatch(Protocol):
         """Topic and queue id of each queue that gets messages."""
 
     def encode(
-        self, log_end: int, segment_bytes: int, stored_ms: int, next_offsets: list[int]
+        self, log_end: int, segment_bytes: int, stored_ms: int, next_offsets: Sequence[int]
     ) -> None:
         """Encode all records for the end of the log. `next_offsets` are those of the queues."""
 
@@ -332,6 +340,7 @@ class MessageStore(StoreReader):
         self._lock = lock
         self.damage = DamageReports()
         self._open_files = OpenFiles(disk)
+        cut_longer_segments(disk, config.segment_bytes, self.damage)
         self._log = CommitLog(
             disk,
             segment_bytes=config.segment_bytes,
@@ -341,7 +350,7 @@ class MessageStore(StoreReader):
         blocks = QueueBlocks(disk, self._open_files, file_bytes=config.queue_file_bytes)
         deleted_topics = DeletedTopics(disk, self.damage)
         blocks.compare_with_log = QueueRepair(
-            self._log, self._readable_records, deleted_topics, delay_levels_ms, self.damage
+            self._log, self.readable_records, deleted_topics, delay_levels_ms, self.damage
         )
         self._queues: QueueTable = QueueTable(blocks, deleted_topics)
         self._index = KeyIndex(
@@ -361,6 +370,7 @@ class MessageStore(StoreReader):
         self._has_removed_topic = False  # since the last checkpoint, which has counted its queues
         self.has_disk_space = True  # False while the disk is nearly full
         report_damaged_checkpoint(disk, self.damage)
+        report_damaged_marks(disk, self.damage)
         self.recovery: Recovery = recover(
             disk,
             self._log,
@@ -369,6 +379,7 @@ class MessageStore(StoreReader):
             delay_levels_ms,
             was_clean=was_clean,
             spill=self._spill,
+            damage=self.damage,
         )
         # Everything below this log offset is durable, with its queue entries and keys.
         self.checkpointed_offset = self._log.begin
@@ -433,7 +444,7 @@ class MessageStore(StoreReader):
         self._log.close()
         self._lock.release()
 
-    def _readable_records(self, begin: LogOffset) -> Iterator[StoredRecord]:
+    def readable_records(self, begin: LogOffset) -> Iterator[StoredRecord]:
         """Yield the records from a record boundary on, past those that are damaged."""
         log = self._log
         known = KnownBoundaries(log.segment_bytes, (log.flushed_offset, log.end), self._disk)
@@ -445,7 +456,7 @@ class MessageStore(StoreReader):
 
     def _log_offsets_between(self, begin: int, end: int) -> Iterator[int]:
         """Yield the log offsets of the records from `begin` up to `end`, both included."""
-        for record in self._readable_records(LogOffset(max(begin, self._log.begin))):
+        for record in self.readable_records(LogOffset(max(begin, self._log.begin))):
             if record.log_offset > end:
                 break
             yield record.log_offset
@@ -686,6 +697,8 @@ class MessageStore(StoreReader):
         """Return a job that makes everything up to here durable. Only one at a time."""
         if self._checkpoint_job is not None:
             raise StoreFailed("another checkpoint is running")
+        if self.is_removing_files:
+            raise StoreUnavailable("the files of a deleted topic are being removed; try again")
         log_flush = self._log.begin_flush()
         queue_flushes = [queue.begin_flush() for queue in self._queues.dirty]
         queue_rows = self._queues.rows(self._log.begin, queue_flushes)
@@ -701,6 +714,8 @@ class MessageStore(StoreReader):
             queue_count=len(queue_rows),
             entry_total=self._queues.entry_total(),
             queue_rows=b"".join(queue_rows),
+            segment_bytes=self._log.segment_bytes,
+            queue_file_bytes=self._queues.blocks.file_bytes,
             has_marks=self._log.marks is not None,
         )
         return self._checkpoint_job
@@ -744,6 +759,7 @@ class MessageStore(StoreReader):
 
     def checkpoint(self) -> None:
         """Make a checkpoint in this thread."""
+        run_to_end(self._remove_files())
         job = self.begin_checkpoint()
         try:
             job.run()
@@ -780,14 +796,33 @@ class MessageStore(StoreReader):
         Its records stay in the log until they expire, but are no longer found. A later message
         begins a new queue at offset 0. Raises StoreFailed if `can_remove_topic` is False.
         """
+        return run_to_end(self.remove_topic_in_slices(topic))
+
+    def remove_topic_in_slices(self, topic: str) -> SlicedResult[int]:
+        """Do the same in slices: a topic may have thousands of queues.
+
+        The messages are gone before the first slice ends. The files follow; no checkpoint can be
+        made until they are removed (`is_removing_files`).
+        """
         if not self.can_remove_topic(topic):
             raise StoreFailed(f"the queues of topic {topic} are in use; try again")
-        if topic in self._queues.deleted_topics or self._queues.queues_of(topic):
+        queues = self._queues.queues_of(topic)
+        if queues or topic in self._queues.deleted_topics:
             log = self._log
             self._queues.deleted_topics.mark_deleted(topic, log_begin=log.begin, log_end=log.end)
             self._has_removed_topic = True
+        self._queues.remove(queues)
+        yield from self._remove_files()
+        return len(queues)
+
+    @property
+    def is_removing_files(self) -> bool:
+        """Return whether a deleted topic still has files, which a checkpoint might overwrite."""
+        return self._queues.has_removed
+
+    def _remove_files(self) -> SlicedWork:
         try:
-            return self._queues.remove_topic(topic)
+            yield from self._queues.remove_files()
         except StoreError as error:  # a new queue must not find the files that are left
             self._log.fail(error)
             raise

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 
 from escrowmq.clock import Clock
 from escrowmq.message.keys import encode_host
+from escrowmq.peer import host_of
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.connection import Connection, Event
 from escrowmq.remoting.headers import Header
@@ -62,6 +63,7 @@ class Endpoint:
     def __init__(self, network: Network, owner: SimulatedPeer, peer: str) -> None:
         address, _, port = peer.rpartition(":")
         self.address = peer
+        self.origin = host_of(peer)
         self.peer_host = encode_host(address, int(port))
         self.owner = owner
         self.connection = Connection()
@@ -72,6 +74,9 @@ class Endpoint:
         self._send_response_encoder = SendResponseEncoder(store_host=encode_host(*SERVER_ADDRESS))
         self._outgoing = bytearray()
         self._other: Endpoint | None = None
+
+    def set_account(self, access_key: str) -> None:
+        self.origin = f"account {access_key}"
 
     def events(self, data: bytes) -> Iterator[Event]:
         self.connection.receive(data)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from escrowmq.store.log_ages import AGES_PATH
 from tests.interop.remoting import COMMIT, Client
 from tests.support.brokers import Server
+from tests.support.commands import run
 from tests.support.faulty_system import FaultySystem
 from tests.support.waiting import wait_until
 
@@ -95,3 +97,46 @@ def test_nothing_is_deleted_or_stranded_because_of_a_wrong_clock(
     expected = [f"run{run} {number} ".encode() for run in runs for number in numbers]
     assert [body[: len(start)] for body, start in zip(stored, expected, strict=False)] == expected
     assert "stranded" not in server.errors
+
+
+def doctor_details(server: Server, level: str) -> str:
+    """Return what `escrowmq doctor` says about the cluster at this level."""
+    options = ("-c", server.conf, "--data", server.data, "-n", server.namesrv_address)
+    checks = run("doctor", "--json", *map(str, options)).json
+    return "; ".join(check["detail"] for check in checks if check["level"] == level)
+
+
+def test_doctor_reports_a_clock_that_differs_and_one_that_was_set(tmp_path: Path) -> None:
+    system = FaultySystem(tmp_path)
+    server = Server(tmp_path, conf=CONF, environment=system.environment)
+    with server:
+        assert "its clock agrees" in doctor_details(server, "ok")
+    system.set_clock(offset_ms=DAY_MS)
+    with server, server.client() as client:
+        assert "ahead of this machine's clock" in doctor_details(server, "problem")
+        warnings = doctor_details(server, "warning")
+        assert "when it started, its clock had been set forwards by" in warnings
+        client.create_topic("orders", queues=1)
+        client.send("orders", b"from tomorrow")
+        system.set_clock(offset_ms=0)
+        wait_until(partial(has_noticed, server, 1), "the broker notices that the clock was set")
+        assert "its clock agrees" in doctor_details(server, "ok")  # the wall clock, not its own
+        warnings = doctor_details(server, "warning")
+        assert "its clock was set 1 time since it started" in warnings
+        assert "its newest message was stored" in warnings
+
+
+def test_damaged_ages_are_reported_by_doctor_and_store_check(tmp_path: Path) -> None:
+    server = Server(tmp_path, conf=CONF)
+    with server, server.client() as client:
+        client.create_topic("orders", queues=1)
+        client.send("orders", b"x")
+    ages = server.data / AGES_PATH
+    ages.write_bytes(ages.read_bytes().replace(b"measured", b"measurer"))
+    assert f"{AGES_PATH} has a wrong checksum" in doctor_details(server, "warning")
+    result = run("store", "check", str(server.data), "--json")
+    assert result.code == 1
+    assert AGES_PATH in result.out
+    with server:
+        assert "damage found kind=ages" in server.errors
+        assert "it has found damage in its files 1 time" in doctor_details(server, "problem")

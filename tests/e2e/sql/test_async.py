@@ -1,16 +1,17 @@
-"""AsyncEscrow and AsyncInbox, on SQLite with aiosqlite and PostgreSQL with psycopg."""
+"""AsyncEscrow and AsyncInbox: SQLite (aiosqlite), PostgreSQL (psycopg), MariaDB (aiomysql)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from sqlalchemy import event, insert, make_url, select, update
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import event, insert, make_url, select, text, update
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from escrowmq import Consumer, Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.clock import ManualClock
@@ -18,13 +19,14 @@ from escrowmq.database.marker import HOUR_MS
 from escrowmq.errors import (
     CommitUnknown,
     ConfigError,
+    EscrowError,
     SessionEndedInBlock,
     TransactionMessageFailed,
     TransportError,
 )
 from escrowmq.sql import AsyncEscrow, AsyncInbox
 from escrowmq.sql.statements import create_tables, insert_marker, marker_table, read_or_tombstone
-from tests.e2e.sql.conftest import url_of
+from tests.e2e.sql.conftest import KINDS, url_of
 from tests.support.brokers import Server
 from tests.support.databases import DatabaseServer
 from tests.support.sql_bank import (
@@ -37,17 +39,22 @@ from tests.support.sql_bank import (
     transfers,
     wait_until_settled,
 )
+from tests.support.sql_endings import ENDINGS, save
 from tests.support.tcp_proxy import CuttingProxy
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+def async_driver(url: str) -> str:
+    """Return the URL of a database with its driver for asyncio; psycopg is one already."""
+    return url.replace("sqlite:", "sqlite+aiosqlite:").replace("mysql+pymysql:", "mysql+aiomysql:")
+
+
+@pytest.fixture(params=KINDS)
 def async_url(
     request: pytest.FixtureRequest, database_servers: dict[str, DatabaseServer], tmp_path: object
 ) -> str:
-    url = url_of(request.param, database_servers, tmp_path)  # type: ignore[arg-type]
-    return url.replace("sqlite:", "sqlite+aiosqlite:")
+    return async_driver(url_of(request.param, database_servers, tmp_path))  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -131,16 +138,18 @@ async def _pay_and_ignore_the_error(escrow: AsyncEscrow) -> None:
             await tx.send(Message("t", b"b"))
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("is_reachable", [True, False], ids=["reachable", "unreachable"])
 async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
     server: Server,
+    kind: str,
     database_servers: dict[str, DatabaseServer],
     tmp_path: object,
     is_reachable: bool,
 ) -> None:
     """If the database cannot be reached after the commit, a check reads the marker later."""
     topic = new_topic("async-lost")
-    url = make_url(url_of("postgresql", database_servers, tmp_path))  # type: ignore[arg-type]
+    url = make_url(async_driver(url_of(kind, database_servers, tmp_path)))  # type: ignore[arg-type]
     with CuttingProxy(url.port or 0) as proxy:
         proxy_url = url.set(port=proxy.port).render_as_string(hide_password=False)
 
@@ -250,6 +259,77 @@ async def _commit_and_send(escrow: AsyncEscrow, topic: str, *, fails: bool) -> N
             await session.commit()
         await session.execute(insert(transfers).values(id="b", amount=1))
         await tx.send(Message(topic, b"b"))
+
+
+async def agree(server: Server, engine: AsyncEngine, topic: str) -> None:
+    """Assert that exactly the messages of saved rows are delivered."""
+    await asyncio.to_thread(wait_until_settled, server)
+    saved = [name.encode() for name in await transfer_ids(engine)]
+    assert await asyncio.to_thread(delivered_bodies, server, topic) == saved
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_message_is_refused_after_the_transaction_ended_in_the_block_with_await(
+    server: Server, async_url: str, end: Callable[[Session], None], fails: bool
+) -> None:
+    topic = new_topic("async-ended")
+    refused: list[BaseException] = []
+    async with (
+        async_engine(async_url) as engine,
+        AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
+    ):
+        with pytest.raises((EscrowError, ZeroDivisionError, DBAPIError)):
+            await _end_and_send(escrow, topic, end, refused, fails=fails)
+        assert [type(error) for error in refused] == [SessionEndedInBlock]
+        await agree(server, engine, topic)
+
+
+async def _end_and_send(
+    escrow: AsyncEscrow,
+    topic: str,
+    end: Callable[[Session], None],
+    refused: list[BaseException],
+    *,
+    fails: bool,
+) -> None:
+    async with escrow.transaction() as (session, tx):
+        await session.run_sync(save, "a")
+        await tx.send(Message(topic, b"a"))
+        await session.run_sync(end)
+        with contextlib.suppress(SQLAlchemyError):
+            await session.run_sync(save, "b")  # begins another transaction
+        try:
+            await tx.send(Message(topic, b"b"))
+        except SessionEndedInBlock as error:
+            refused.append(error)
+        if fails:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_statement_that_commits_by_itself_delivers_the_message_with_await(
+    server: Server, async_url: str, fails: bool
+) -> None:
+    """MariaDB commits before it creates a table; the other databases do not."""
+    topic = new_topic("async-implicit")
+    async with (
+        async_engine(async_url) as engine,
+        AsyncEscrow(engine, server.namesrv_address, group=topic) as escrow,
+    ):
+        with contextlib.suppress(ZeroDivisionError, SessionEndedInBlock):
+            await _pay_and_create_table(escrow, topic, fails=fails)
+        assert await asyncio.to_thread(open_halves, server) == 0  # no check was needed
+        await agree(server, engine, topic)
+
+
+async def _pay_and_create_table(escrow: AsyncEscrow, topic: str, *, fails: bool) -> None:
+    async with escrow.transaction() as (session, tx):
+        await session.run_sync(save, "a")
+        await tx.send(Message(topic, b"a"))
+        await session.execute(text("CREATE TABLE extra (id integer)"))
+        if fails:
+            raise ZeroDivisionError
 
 
 async def test_a_commit_whose_task_is_cancelled_is_decided_by_the_database(

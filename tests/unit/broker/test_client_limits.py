@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
+from escrowmq.broker.statistics import (
+    OTHER_TRAFFIC,
+    TRAFFIC_PAIRS_MAX,
+    BrokerCounters,
+    Statistics,
+)
 from escrowmq.client_memory import ClientMemory, MemoryLimits, MemoryUse
-from escrowmq.config import Config, ConsumeConfig, OverloadConfig
+from escrowmq.config import BrokerConfig, Config, ConsumeConfig, OverloadConfig
 from escrowmq.remoting.codes import JSON, RequestCode, ResponseCode
-from escrowmq.remoting.headers import NoFields
+from escrowmq.remoting.headers import NoFields, UpdateConsumerOffset
 from escrowmq.remoting.requests import Request
 from tests.interop.remoting import Response
 from tests.support.broker_bench import BrokerBench
@@ -190,3 +196,100 @@ def test_what_is_kept_for_a_channel_is_counted_and_released() -> None:
     assert "escrowConnectionInFlightBytesMax" in response.remark
     bench.broker.channel_closed(channel)
     assert memory.total == 0
+
+
+# --- names that are created automatically --------------------------------------------------------
+
+
+def test_topics_are_created_automatically_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(store=TINY, broker=BrokerConfig(auto_topics_max=20))
+    bench = BrokerBench(config=config)
+    responses = bench.turn(*(send_request(topic=f"made-up-{number}") for number in range(40)))
+    stored = [response.code for response in responses].count(ResponseCode.SUCCESS)
+    assert 0 < stored <= 20
+    refused = [response for response in responses if response.code != ResponseCode.SUCCESS]
+    assert {response.code for response in refused} == {ResponseCode.TOPIC_NOT_EXIST}
+    assert all("escrowAutoTopicsMax=20" in response.remark for response in refused)
+    assert bench.broker.topics.find("made-up-39") is None
+    assert bench.broker.topics.refused_creations == 40 - stored
+    assert 0 < caplog.text.count("topic not created") <= 10
+    bench.broker.topics.ensure("by-hand", queue_count=1, now_ms=NOW_MS)
+    assert bench.turn(send_request(topic="by-hand"))[0].code == ResponseCode.SUCCESS
+
+
+def test_the_limit_of_topics_can_be_raised_at_run_time() -> None:
+    broker_config = BrokerConfig(auto_topics_max=0)
+    bench = BrokerBench(config=Config(store=TINY, broker=broker_config))
+    assert bench.turn(send_request())[0].code == ResponseCode.TOPIC_NOT_EXIST
+    bench.broker.change_config(Config(store=TINY))
+    assert bench.turn(send_request())[0].code == ResponseCode.SUCCESS
+
+
+def test_groups_are_created_automatically_up_to_a_limit() -> None:
+    config = Config(store=TINY, broker=BrokerConfig(auto_groups_max=20))
+    bench, channel = BrokerBench(config=config), FakeChannel("127.0.0.1:1")
+    bench.turn(send_request())
+    assert heartbeat(channel, bench, "c", [f"g{number}" for number in range(40)]).code == 0
+    groups = bench.broker.groups.configs()
+    assert len(groups) == 20
+    retry_topics = [name for name in bench.broker.topics.configs() if name.startswith("%RETRY%")]
+    assert len(retry_topics) <= 20
+    assert len(bench.broker.consumers.names()) <= 20
+    assert bench.broker.groups.refused_creations > 0
+    [pull] = bench.turn(pull_request(consumer_group="g39"))
+    assert pull.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert "escrowAutoGroupsMax=20" in pull.remark
+    assert "escrowAutoGroupsMax" not in bench.turn(pull_request(consumer_group="a b"))[0].remark
+    existing = next(group for group in groups if group.startswith("g"))
+    assert heartbeat(channel, bench, "c2", [existing]).code == 0
+
+
+def commit_offset(bench: BrokerBench, group: str, queue_id: int, offset: int = 1) -> Response:
+    fields = UpdateConsumerOffset(
+        consumer_group=group, topic="T", queue_id=queue_id, commit_offset=offset
+    )
+    [response] = bench.turn(new_request(RequestCode.UPDATE_CONSUMER_OFFSET, fields))
+    return response
+
+
+def test_offsets_are_stored_up_to_a_limit_and_existing_ones_still_change() -> None:
+    bench = BrokerBench()
+    bench.turn(send_request())
+    for group in ("g", "h"):
+        bench.broker.groups.get_or_create(group, now_ms=NOW_MS)
+    assert commit_offset(bench, "g", 0).code == ResponseCode.SUCCESS
+    bench.broker.offsets.offsets_max = len(bench.broker.offsets)
+    refused = commit_offset(bench, "h", 0)
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert "escrowOffsetsMax" in refused.remark
+    assert commit_offset(bench, "g", 0, 7).code == ResponseCode.SUCCESS
+    assert bench.broker.offsets.query("T", "g", 0) == 7
+    # A pull that commits gets its messages all the same.
+    [pull] = bench.turn(pull_request(sys_flag=5, consumer_group="h", commit_offset=1))
+    assert pull.code == ResponseCode.SUCCESS
+    assert bench.broker.offsets.query("T", "h", 0) is None
+    assert bench.broker.offsets.refused == 2
+
+
+def test_traffic_is_counted_for_a_limited_number_of_topics_and_groups() -> None:
+    counters = BrokerCounters()
+    for number in range(TRAFFIC_PAIRS_MAX + 100):
+        counters.record_pull("T", f"g{number}", 1, 10)
+    assert len(counters.messages_out) == TRAFFIC_PAIRS_MAX + 1
+    assert counters.messages_out[OTHER_TRAFFIC, OTHER_TRAFFIC] == [100, 1_000]
+    assert counters.fetched_messages == TRAFFIC_PAIRS_MAX + 100
+
+
+def test_samples_of_topics_without_traffic_take_no_memory() -> None:
+    counters = BrokerCounters()
+    counters.record_message("T", "normal", 10)
+    counters.record_pull("T", "g", 1, 10)
+    statistics = Statistics(counters, now_ms=NOW_MS)
+    first = statistics.take_sample(NOW_MS)
+    second = statistics.take_sample(NOW_MS + 1)
+    assert second.traffic_in is first.traffic_in
+    assert second.traffic_out is first.traffic_out
+    counters.record_message("U", "normal", 10)
+    third = statistics.take_sample(NOW_MS + 2)
+    assert third.traffic_in == {"T": (1, 10), "U": (1, 10)}
+    assert third.traffic_in["T"] is first.traffic_in["T"]

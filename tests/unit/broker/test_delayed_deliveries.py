@@ -196,17 +196,31 @@ def test_a_message_stays_due_while_the_disk_is_full(
     assert delivered(bench) == [body]
 
 
-def test_a_damaged_note_repeats_no_message() -> None:
-    bench = EscrowBench()
-    for number in range(3):
-        send_delayed(bench, f"m{number}", "DELAY\x011")
-    bench.tick(1_000)
-    [note] = bench.messages(DELIVERY_TOPIC)
-    bench.store.checkpoint()
-    damage_record(bench, note.log_offset)
-    bench = bench.killed()
-    deliver_all(bench)
-    assert bench.bodies() == [b"m0", b"m1", b"m2"]
+@pytest.mark.parametrize("is_replayed", [False, True], ids=["checkpointed", "replayed"])
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("destroyed_bytes", [1, 150], ids=["flipped", "destroyed"])
+def test_a_damaged_note_repeats_no_message(
+    number: int, is_replayed: bool, destroyed_bytes: int
+) -> None:
+    bench = EscrowBench(sync=True)
+    for batch in range(3):
+        for index in range(3):
+            delay = "TIMER_DELAY_MS\x01500" if index == 2 else "DELAY\x011"
+            send_delayed(bench, f"m{batch}{index}", delay)
+        bench.tick(1_000)
+        bench.flush()
+        bench.store.checkpoint()
+        send_delayed(bench, f"between {batch}", "TAGS\x01a")
+    expected = sorted(bench.bodies())
+    if is_replayed:
+        bench.disk.remove("escrowmq.checkpoint")
+    damage_record(
+        bench, bench.messages(DELIVERY_TOPIC)[number].log_offset, destroyed_bytes=destroyed_bytes
+    )
+    for _ in range(2):
+        bench = bench.killed()
+        deliver_all(bench)
+        assert sorted(bench.bodies()) == expected
 
 
 def test_a_damaged_delivery_repeats_only_itself() -> None:
@@ -221,6 +235,20 @@ def test_a_damaged_delivery_repeats_only_itself() -> None:
     assert readable_bodies(bench) == [b"m0", b"m2", b"m1"]
 
 
+@pytest.mark.parametrize("delay", ["DELAY\x011", "TIMER_DELAY_MS\x01500"])
+def test_a_damaged_delayed_message_is_reported_once(delay: str) -> None:
+    bench = EscrowBench()
+    for number in range(3):
+        send_delayed(bench, f"m{number}", delay)
+    bench.store.checkpoint()
+    topic = TIMER_TOPIC if "TIMER" in delay else SCHEDULE_TOPIC
+    damage_record(bench, bench.messages(topic)[1].log_offset)
+    bench = bench.killed()
+    deliver_all(bench)
+    assert bench.bodies() == [b"m0", b"m2"]
+    assert bench.store.damage.total == 1
+
+
 def readable_bodies(bench: EscrowBench) -> list[bytes]:
     """Return the messages of a queue that are not damaged."""
     bodies = []
@@ -232,11 +260,14 @@ def readable_bodies(bench: EscrowBench) -> list[bytes]:
     return bodies
 
 
-def damage_record(bench: EscrowBench, log_offset: int) -> None:
-    """Flip a bit in the body of a record."""
+def damage_record(bench: EscrowBench, log_offset: int, *, destroyed_bytes: int = 1) -> None:
+    """Flip a bit in the body of a record, or destroy it from its begin on."""
     file = bench.disk.open(f"commitlog/{0:020d}")
-    body = log_offset + 88
-    file.write_at(body, bytes([file.read_at(body, 1)[0] ^ 1]))
+    begin = log_offset + 88 if destroyed_bytes == 1 else log_offset
+    data = file.read_at(begin, destroyed_bytes)
+    file.write_at(
+        begin, bytes(byte ^ 1 for byte in data) if len(data) == 1 else b"\xff" * len(data)
+    )
     file.close()
     # Private: what was appended last is in memory, where the damage would not be seen.
     bench.store._log.recent.clear()
@@ -286,6 +317,7 @@ def test_a_message_that_is_sent_back_twice_in_a_turn_is_retried_once() -> None:
     requests = [new_request(RequestCode.CONSUMER_SEND_MSG_BACK, fields) for _ in range(2)]
     bench.turn(*requests)
     bench.flush()
+    bench.tick()  # the second request is handled when the first one is durable
     assert [response.code for response in bench.channel.responses()] == [0, 0]
     deliver_all(bench)
     assert bench.bodies(RETRIES) == [b"retry"]

@@ -21,6 +21,11 @@ class _Unprintable(Exception):
         raise ValueError("no text")
 
 
+class _Exiting(Exception):
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
 def raising(error: BaseException, kind: str) -> Callable[[], Any]:
     """Return a function that raises the error: plain, a coroutine, or one that returns one."""
 
@@ -69,6 +74,7 @@ def test_any_error_can_be_described() -> None:
     assert len(describe(ValueError("x" * 10_000))) == 500
     assert describe(ValueError("\ud800")).encode()
     assert describe(_Unprintable()) == "_Unprintable (its text cannot be shown)"
+    assert describe(_Exiting()) == "_Exiting (its text cannot be shown)"
 
 
 async def test_a_task_that_fails_is_logged_and_started_again(

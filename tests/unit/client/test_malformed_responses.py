@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ from escrowmq.errors import (
     TransportError,
 )
 from escrowmq.message.compression import compress_body
+from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import (
     COMPRESSION_LZ4,
     COMPRESSION_ZLIB,
@@ -260,6 +262,21 @@ def test_records_that_were_not_asked_for_are_left_out() -> None:
     assert [message.queue_offset for message in decoded.messages] == [5, 7, 8]
 
 
+def test_properties_count_with_the_memory_that_they_take() -> None:
+    properties = encode_properties({f"{number:x}": "v" for number in range(4_000)})
+    record = NewRecord(topic="t", queue_id=0, body=b"", properties=properties)
+    body = b"".join(encode_record(record, offset, 0, NOW_MS, HOST) for offset in range(32))
+    tracemalloc.start()
+    try:
+        decoded = decode_messages(body, "a", offsets=range(32), bytes_max=2 << 20)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert decoded.is_full
+    assert len(decoded.messages) < 32
+    assert kept_bytes < 3 << 20
+
+
 @pytest.mark.parametrize("compression", [COMPRESSION_ZLIB, COMPRESSION_LZ4, COMPRESSION_ZSTD])
 async def test_decompressed_bytes_are_limited(compression: int) -> None:
     bomb = compress_body(bytes(BODY_BYTES_MAX), compression)
@@ -274,12 +291,12 @@ async def test_decompressed_bytes_are_limited(compression: int) -> None:
             await consumer.assign(await consumer.queues("t"))
             # Private: what the limiter counts is what is in memory.
             limiter = consumer._rebalancer.limiter
-            await wait_until_async(lambda: limiter.body_bytes >= limits.total_bytes)
+            await wait_until_async(lambda: limiter.message_bytes >= limits.total_bytes)
             await asyncio.gather(*(consumer.committed(QUEUE) for _ in range(20)))
-            assert limiter.body_bytes <= limits.total_bytes + BODY_BYTES_MAX
+            assert limiter.message_bytes <= limits.total_bytes + BODY_BYTES_MAX
             offsets = [message.queue_offset for message in await consumer.poll(max_messages=99)]
             await consumer.poll(timeout_s=0)  # acknowledges, so that more can be pulled
-            await wait_until_async(lambda: limiter.body_bytes >= limits.total_bytes)
+            await wait_until_async(lambda: limiter.message_bytes >= limits.total_bytes)
     assert len(offsets) <= 3
 
 

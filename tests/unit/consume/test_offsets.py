@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from escrowmq.consume.offsets import ConsumerOffsets, initial_offset
@@ -60,7 +62,7 @@ def test_the_offsets_of_a_group_are_listed_by_topic() -> None:
 
 def test_a_group_is_removed_with_all_its_topics() -> None:
     offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
-    offsets.reset("stock", "g", 1, 0)
+    offsets.reset("stock", "g", {1: 0})
     offsets.remove_group("g")
     assert offsets.dump() == {"orders@h": {0: 1}}
     assert offsets.take_reset("stock", "g", 1) is None
@@ -81,9 +83,45 @@ def test_a_clone_has_the_offsets_of_the_other_group() -> None:
     assert offsets.queue_offsets("orders", "h") == {0: 3, 1: 4}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda offsets: offsets.remove_topic("orders"),
+        lambda offsets: offsets.remove_group("g"),
+        lambda offsets: offsets.reset("orders", "g", {0: 1, 5: 1}),
+        lambda offsets: offsets.set_offsets("orders", "g", {1: 1}),
+        lambda offsets: offsets.clone("orders", "g", "new"),
+        lambda offsets: offsets.clone("orders", "h", "g"),
+    ],
+    ids=["topic removed", "group removed", "reset", "moved", "cloned", "overwritten"],
+)
+def test_a_change_that_was_not_saved_is_undone(change: Callable[[ConsumerOffsets], None]) -> None:
+    offsets = ConsumerOffsets({"orders@g": {0: 3, 1: 4}, "stock@g": {0: 1}, "orders@h": {0: 9}})
+    offsets.reset("orders", "g", {1: 2})
+    before, version = offsets.dump(), offsets.version
+    offsets.begin_changes()
+    change(offsets)
+    assert offsets.dump() != before
+    offsets.end_changes(is_kept=False)
+    assert offsets.dump() == before
+    assert offsets.groups_of("orders") == ["g", "h"]
+    assert offsets.topics_of("new") == []
+    assert offsets.version > version  # the file may have the change
+    assert offsets.take_reset("orders", "g", 0) is None
+    assert offsets.take_reset("orders", "g", 1) == 2
+
+
+def test_a_change_that_was_saved_is_kept() -> None:
+    offsets = ConsumerOffsets({"orders@g": {0: 3}})
+    offsets.begin_changes()
+    offsets.remove_group("g")
+    offsets.end_changes(is_kept=True)
+    assert offsets.dump() == {}
+
+
 def test_a_reset_is_taken_once_and_commits_are_refused_until_then() -> None:
     offsets = ConsumerOffsets({"orders@g": {0: 100, 1: 100}})
-    offsets.reset("orders", "g", 0, 20)
+    offsets.reset("orders", "g", {0: 20})
     assert offsets.query("orders", "g", 0) == 20
     assert not offsets.commit("orders", "g", 0, 101)
     assert offsets.commit("orders", "g", 1, 101)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
+from escrowmq.client_memory import ClientMemory, MemoryLimits, MemoryUse
 from escrowmq.consume.members import LOCK_VALID_MS, QueueLocks
+from escrowmq.peer import DISCONNECTED
+from tests.support.broker_requests import FakeChannel
+from tests.support.fake_peers import FakePeer
 
 QUEUE_0 = ("orders", 0)
 QUEUE_1 = ("orders", 1)
@@ -80,5 +87,60 @@ def test_above_the_limit_no_lock_is_granted_until_locks_expire() -> None:
     assert locks.lock("g", "a", [QUEUE_0, QUEUE_1], now_ms=0) == [QUEUE_0]
     assert locks.lock("g", "a", [QUEUE_0], now_ms=1) == [QUEUE_0]
     assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 1) == []
-    assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 2) == [QUEUE_1]
+    # Looking at all locks for each request would take long, so it is done once a second.
+    assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 2) == []
+    assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 1_001) == [QUEUE_1]
     assert len(locks) == 1
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+USE = MemoryUse.QUEUE_LOCKS
+
+
+def test_locks_are_counted_for_their_channel_until_they_are_released() -> None:
+    memory, channel = ClientMemory(), FakePeer("a")
+    locks = QueueLocks(memory=memory)
+    locks.lock("g", "a", [QUEUE_0, QUEUE_1], now_ms=0, channel=channel)
+    both = memory.bytes_of(channel)
+    assert both == memory.bytes_for(USE) > 0
+    locks.lock("g", "a", [QUEUE_0, QUEUE_1], now_ms=1, channel=channel)
+    assert memory.bytes_of(channel) == both
+    locks.unlock("g", "a", [QUEUE_0])
+    assert memory.bytes_of(channel) == both // 2
+    locks.expire(LOCK_VALID_MS + 2)
+    assert memory.total == 0
+
+
+def test_a_channel_that_keeps_too_much_gets_no_new_lock_and_loses_none() -> None:
+    memory, channel = ClientMemory(), FakePeer("a")
+    locks = QueueLocks(memory=memory)
+    locks.lock("g", "a", [QUEUE_0], now_ms=0, channel=channel)
+    memory.limits = MemoryLimits(connection_max=memory.total, hard_max=1 << 30)
+    assert locks.lock("g", "a", [QUEUE_0, QUEUE_1], now_ms=1, channel=channel) == [QUEUE_0]
+    assert locks.is_locked_by("g", "a", QUEUE_0, now_ms=LOCK_VALID_MS + 1)
+
+
+def test_a_lock_that_comes_back_on_another_channel_is_counted_there() -> None:
+    memory, old, new = ClientMemory(), FakePeer("old"), FakePeer("new")
+    locks = QueueLocks(memory=memory)
+    locks.lock("g", "a", [QUEUE_0], now_ms=0, channel=old)
+    locks.lock("g", "a", [QUEUE_0], now_ms=1, channel=new)
+    assert memory.bytes_of(old) == 0
+    assert memory.bytes_of(new) == memory.total
+
+
+def test_locks_of_a_closed_channel_stay_valid_and_counted_and_do_not_keep_the_channel() -> None:
+    memory, channel = ClientMemory(), FakeChannel("127.0.0.1:1")
+    locks, closed = QueueLocks(memory=memory), weakref.ref(channel)
+    locks.lock("g", "a", [QUEUE_0], now_ms=0, channel=channel)
+    counted = memory.total
+    locks.channel_closed(channel)
+    memory.forget(channel)
+    assert locks.is_locked_by("g", "a", QUEUE_0, now_ms=1)
+    assert memory.bytes_of(DISCONNECTED) == memory.total == counted
+    del channel
+    gc.collect()
+    assert closed() is None
+    locks.expire(LOCK_VALID_MS + 1)
+    assert memory.total == 0

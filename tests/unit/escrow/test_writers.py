@@ -44,6 +44,24 @@ def test_a_wrong_fence_or_an_earlier_batch_is_refused(batch: int, fence: int) ->
         decide(writers, batch, fence=fence)
 
 
+def test_an_attempt_that_is_named_many_times_is_looked_up_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writers = WriterTable()
+    writers.attempts.add("w", 1, "a", 0)
+    look_up, looked_up = writers.attempts.half_offsets, []
+
+    def half_offsets(name: str, batch: int, attempt: str) -> set[int]:
+        looked_up.append(attempt)
+        return look_up(name, batch, attempt)
+
+    monkeypatch.setattr(writers.attempts, "half_offsets", half_offsets)
+    decision = decide(writers, 1, *[Winner("a", 1)] * 1_000)
+    assert decision is not None
+    assert decision.commits == [0]
+    assert looked_up == ["a"]
+
+
 def test_a_batch_is_decided_only_once() -> None:
     writers = WriterTable()
     writers.apply(DecisionRecord(writer="w", fence=3, batch=8), 0)

@@ -8,6 +8,9 @@ import pytest
 
 from escrowmq.errors import ConfigError, RequestRefused
 from escrowmq.namesrv.name_server import KvConfig
+from escrowmq.namesrv.registration import registration_request
+from escrowmq.remoting.codes import ResponseCode
+from tests.support.namesrv_requests import A, NameServerHarness, data_version
 
 
 def test_a_dump_can_be_loaded() -> None:
@@ -77,3 +80,17 @@ def test_at_the_limit_a_setting_can_be_changed_but_none_added() -> None:
         settings.put("n", "l", "v")
     settings.put("n", "k", "w")
     assert settings.dump() == {"configTable": {"n": {"k": "w"}}}
+
+
+def test_a_namespace_always_fits_into_a_response() -> None:
+    harness = NameServerHarness()
+
+    def put_many() -> None:
+        for number in range(61):  # JSON writes each of these characters as six
+            harness.server.kv_config.put("ORDER_TOPIC_CONFIG", f"k{number}", "\x01" * 65_000)
+
+    with pytest.raises(RequestRefused, match="bytes as JSON"):
+        put_many()
+    registration = registration_request(A, [], data_version())
+    response = harness.call(registration.code, registration.fields, registration.body)
+    assert (response.code, response.remark) == (ResponseCode.SUCCESS, "")

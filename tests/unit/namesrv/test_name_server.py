@@ -17,6 +17,7 @@ from escrowmq.namesrv.route_table import BrokerRegistration
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import TopicConfigs, TopicList, TopicRoute, encode_body
 from escrowmq.remoting.codes import ROCKETMQ, RequestCode, ResponseCode
+from tests.support.fake_peers import FakePeer
 from tests.support.namesrv_requests import (
     NOW_MS,
     SLAVE,
@@ -278,7 +279,7 @@ def test_a_channel_with_two_expired_brokers_is_closed_once(harness: NameServerHa
 
 def test_closing_a_channel_removes_its_brokers(harness: NameServerHarness) -> None:
     harness.register(A, topic_config("orders"))
-    assert harness.server.channel_closed("another connection") == []
+    assert harness.server.channel_closed(FakePeer("127.0.0.1:2")) == []
     assert harness.server.channel_closed(harness.connection) == [A.address]
     assert harness.server.routes.topics() == []
 

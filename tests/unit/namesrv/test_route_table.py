@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from escrowmq.client_memory import ClientMemory, MemoryLimits, MemoryUse
 from escrowmq.errors import RequestRefused
 from escrowmq.message.topic_config import DataVersion
 from escrowmq.namesrv.route_table import BrokerRegistration, MasterInfo, RouteTable
 from escrowmq.remoting.bodies import QueueRoute
+from escrowmq.sliced_work import run_to_end
+from tests.support.fake_peers import FakePeer
 from tests.support.namesrv_requests import NOW_MS, data_version, topic_config
 
 MASTER = BrokerRegistration(
@@ -26,7 +29,7 @@ SLAVE = replace(MASTER, broker_id=1, address="s:1", ha_address="s:2")
 OTHER = replace(
     MASTER, name="b", address="o:1", topics=(topic_config("orders", 2), topic_config("stock"))
 )
-CONNECTION, OTHER_CONNECTION = object(), object()
+CONNECTION, OTHER_CONNECTION = FakePeer("10.0.0.1:1"), FakePeer("10.0.0.2:1")
 
 
 def table(*registrations: BrokerRegistration) -> RouteTable:
@@ -391,3 +394,40 @@ def test_the_number_of_topics_is_limited() -> None:
         routes.register_topic("stock", [queues(routes, "orders")])
     routes.register(replace(MASTER, version=data_version(2)), CONNECTION, now_ms=NOW_MS)
     assert (routes.broker_count, routes.topic_count) == (1, 2)
+
+
+# --- very many topics --------------------------------------------------------------------------
+
+
+def test_the_topics_of_a_large_broker_are_removed_in_slices_and_shown_no_more() -> None:
+    topics = tuple(topic_config(f"t{number:04}") for number in range(5_000))
+    routes = table(replace(MASTER, topics=topics), OTHER)
+    routes.unregister("c", "a", MASTER.address)
+    assert routes.topic_count > 2  # most entries are still there
+    assert routes.topics() == ["orders", "stock"]
+    assert routes.route("t4999") is None
+    assert routes.topic_flag("t4999") == 0
+    assert routes.delete_topic("t4999") == 0
+    # The name is taken again before all entries are gone: it has only its new topics.
+    routes.register(replace(MASTER, topics=topics[-2:]), CONNECTION, now_ms=NOW_MS)
+    run_to_end(routes.remove_stale_routes())
+    assert routes.topics() == ["orders", "stock", "t4998", "t4999"]
+    assert routes.topic_count == 4
+
+
+def test_a_topic_that_is_registered_alone_counts_for_its_broker() -> None:
+    memory = ClientMemory(MemoryLimits(connection_max=1 << 20, hard_max=2_000_000))
+    routes = RouteTable(memory=memory)
+    routes.register(MASTER, CONNECTION, now_ms=NOW_MS)
+    before = memory.bytes_for(MemoryUse.REGISTRATIONS)
+    queue_route = QueueRoute(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=6)
+
+    def register_many() -> None:
+        for number in range(10_000):
+            routes.register_topic(f"{number:0500}", [queue_route])
+
+    with pytest.raises(RequestRefused, match="close to the limit"):
+        register_many()
+    assert before < memory.bytes_for(MemoryUse.REGISTRATIONS) <= 2_000_000
+    routes.unregister("c", "a", MASTER.address)
+    assert memory.bytes_for(MemoryUse.REGISTRATIONS) == 0

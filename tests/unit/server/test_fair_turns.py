@@ -102,16 +102,39 @@ async def test_costly_requests_of_one_connection_do_not_delay_those_of_another()
         assert bench.count(greedy) - before <= 3
 
 
-async def test_a_connection_that_is_new_in_the_queue_waits_for_one_slice_of_each_other() -> None:
+async def test_connections_that_send_more_than_their_share_are_served_in_turn() -> None:
     bench = FairBench()
     connections = [bench.connect(port)[0] for port in range(1, 6)]
     for connection in connections:
         bench.handler.cost_ms[connection.address] = 1
         connection.data_received(bench.requests(100))
-    for _ in range(60):
-        counts = [bench.count(connection) for connection in connections]
+    for _ in range(10):  # until each has had its first slice
+        bench.server.end_turn()
+    before = [bench.count(connection) for connection in connections]
+    for _ in range(40):
+        counts = [
+            bench.count(connection) - count
+            for connection, count in zip(connections, before, strict=True)
+        ]
         assert max(counts) - min(counts) <= 1
         bench.server.end_turn()
+
+
+async def test_one_request_does_not_wait_for_all_that_send_more_than_their_share() -> None:
+    bench = FairBench()
+    greedy = [bench.connect(port)[0] for port in range(1, 51)]
+    for connection in greedy:
+        bench.handler.cost_ms[connection.address] = 1
+        connection.data_received(bench.requests(1_000))
+    for _ in range(100):  # until each has had its first slice
+        bench.server.end_turn()
+    other, _ = bench.connect(99)
+    bench.clock.advance(ms=30)  # so late in the turn that its request has to wait
+    other.data_received(bench.requests(1))
+    assert bench.count(other) == 0
+    for _ in range(2):
+        bench.server.end_turn()
+    assert bench.count(other) == 1
 
 
 async def test_all_requests_are_handled_in_order_and_then_reading_goes_on() -> None:

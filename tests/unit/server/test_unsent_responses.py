@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,4 +106,61 @@ async def test_above_the_soft_limit_a_greedy_connection_is_held_and_a_small_one_
     finally:
         greedy.close()
         honest.close()
+        await server.close()
+
+
+def end_with_garbage(peer: socket.socket) -> None:
+    peer.sendall(b"\xff" * 64)
+
+
+def end_with_eof(peer: socket.socket) -> None:
+    peer.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("end", [end_with_garbage, end_with_eof])
+async def test_connections_that_are_being_closed_count_until_their_clients_read(
+    end: Callable[[socket.socket], None],
+) -> None:
+    handler = GenerousHandler()
+    config = NetworkConfig(connection_in_flight_bytes_max=16 * MIB, client_memory_max=40 * MIB)
+    server = RemotingServer(handler, ManualClock(), config)
+    listening_socket = bind("127.0.0.1", 0)
+    await server.listen(listening_socket)
+    address = "127.0.0.1", bound_port(listening_socket)
+    peers = [socket.create_connection(address) for _ in range(12)]
+    try:
+        for peer in peers:
+            peer.sendall(b"".join(map(frame, range(140))))
+            end(peer)
+            await asyncio.sleep(0)
+        await settled(server)
+        kept = sum(connection.unsent_bytes() for connection in server.connections)
+        assert kept <= 40 * MIB + 2 * TURN_RESPONSE_BYTES_MAX
+        assert server.watermark.closed_connections > 0
+    finally:
+        for peer in peers:
+            peer.close()
+        await server.close()
+
+
+@pytest.mark.parametrize("end", [end_with_garbage, end_with_eof])
+async def test_a_client_can_read_its_responses_after_its_last_request(
+    end: Callable[[socket.socket], None],
+) -> None:
+    server = RemotingServer(GenerousHandler(), ManualClock(), NetworkConfig())
+    listening_socket = bind("127.0.0.1", 0)
+    await server.listen(listening_socket)
+    peer = socket.create_connection(("127.0.0.1", bound_port(listening_socket)))
+    loop = asyncio.get_running_loop()
+    try:
+        peer.sendall(b"".join(map(frame, range(200))))
+        end(peer)
+        peer.setblocking(False)
+        size = 0
+        while chunk := await loop.sock_recv(peer, 1 << 20):
+            size += len(chunk)
+        assert size > 200 * len(BODY)
+        await wait_until_async(lambda: not server.connections)
+    finally:
+        peer.close()
         await server.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Final
 
 import pytest
@@ -185,6 +185,32 @@ def test_the_offset_of_a_lost_message_is_not_given_to_another(
             store = open_store(disk, settings)
             assert store.max_offset(record.topic, record.queue_id) == record.queue_offset + 1
             store.close()
+
+
+SIZE, BODY_LENGTH = 3, 87  # the low bytes of the two fields that say where a record ends
+
+
+@pytest.mark.parametrize("settings", [SEALED, PLAIN], ids=["sealed", "without record CRC"])
+@pytest.mark.parametrize("fields", list(product((SIZE, BODY_LENGTH), repeat=3)))
+def test_wrong_lengths_of_several_records_cost_only_these(
+    settings: StoreConfig, fields: tuple[int, ...]
+) -> None:
+    """There is no known boundary between them: all were flushed at once, behind the checkpoint."""
+    disk = FaultyDisk()
+    store = open_store(disk, settings)
+    store.append([sample(number, body=b"%d" % number) for number in range(12)], now_ms=NOW_MS)
+    store.flush()
+    records = [detached_copy(record) for record in store.records()]
+    store.abandon()
+    expected = messages(disk.after_kill(), settings)
+    hit = [records[number] for number in (2, 3, 7)]
+    for bit in range(8):
+        damaged = disk.after_kill()
+        for record, field in zip(hit, fields, strict=True):
+            flip_bit_at(damaged, settings.segment_bytes, record.log_offset + field, bit)
+        found = messages(damaged, settings)
+        lost = {(record.topic, record.queue_id, record.queue_offset) for record in hit}
+        assert found == {key: data for key, data in expected.items() if key not in lost}, bit
 
 
 def delete_unflushed(disk: FaultyDisk, log: SampleLog, settings: StoreConfig) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from zlib import crc32
+
 import pytest
 
-from escrowmq.store.log_ages import AGES_PATH, LogAges, save_ages
+from escrowmq.store.damage import DamageKind, DamageReports
+from escrowmq.store.disk import read_file, replace_file
+from escrowmq.store.log_ages import AGES_PATH, LogAges, find_damage, save_ages
 from escrowmq.testing import MemoryDisk
 from tests.support.stores import NOW_MS
 
@@ -123,3 +128,49 @@ def test_recorded_times_are_converted_whatever_the_clocks_were(skew_ms: int, jum
     # It has a time of the broker in it, and so has a file that was saved at the end.
     assert now_ms - times.broker_ms(wall_ms + 3_000, 150, wall_ms + 15_000) == 47_000
     assert now_ms - times.file_ms(wall_ms + 3_000, 200, wall_ms + 20_000) == 47_000
+
+
+def damaged(disk: MemoryDisk, content: bytes) -> MemoryDisk:
+    replace_file(disk, AGES_PATH, content)
+    return disk
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda content: content.replace(b"elapsed", b"elapsee"), "has a wrong checksum"),
+        (lambda content: content[:20], "has a wrong checksum"),
+        (lambda content: b"", "has a wrong checksum"),
+        (lambda content: with_checksum(content[9:].replace(b"[100,", b"[900,")), "not in order"),
+    ],
+    ids=["flipped", "cut", "empty", "wrong order"],
+)
+def test_a_damaged_file_is_reported(change: Callable[[bytes], bytes], problem: str) -> None:
+    ages = ages_of_one_mark(100)
+    ages.add_mark(200, elapsed_ms=5_000, broker_ms=NOW_MS)
+    disk = saved_disk(ages, elapsed_ms=6_000)
+    disk = damaged(disk, change(read_file(disk, AGES_PATH) or b""))
+    damage = DamageReports()
+    loaded = LogAges.load(
+        disk, boot_id="b", log_end=1 << 40, elapsed_ms=9_000, wall_ms=NOW_MS, damage=damage
+    )
+    assert loaded.age_ms(100, elapsed_ms=10_000) == 0
+    [report] = damage.recent
+    assert (report.kind, report.place, report.is_repaired) == (DamageKind.AGES, AGES_PATH, False)
+    assert problem in report.description
+    assert problem in find_damage(disk)
+
+
+def with_checksum(data: bytes) -> bytes:
+    data = data.strip()
+    return b"%08x\n%s\n" % (crc32(data), data)
+
+
+@pytest.mark.parametrize("content", [None, with_checksum(b'{"of": "another version"}')])
+def test_a_file_that_is_missing_or_of_another_version_is_no_damage(content: bytes | None) -> None:
+    disk, damage = MemoryDisk(), DamageReports()
+    if content is not None:
+        damaged(disk, content)
+    LogAges.load(disk, boot_id="b", log_end=0, elapsed_ms=0, wall_ms=NOW_MS, damage=damage)
+    assert damage.total == 0
+    assert find_damage(disk) == ""

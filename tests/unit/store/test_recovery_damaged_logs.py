@@ -26,7 +26,7 @@ from escrowmq.store.checkpoint import (
 from escrowmq.store.commit_log import CommitLog
 from escrowmq.store.config_files import DeletedTopics
 from escrowmq.store.consume_queue import ENTRY, QueueBlocks, QueueTable
-from escrowmq.store.damage import DamageKind
+from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import OpenFiles
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
@@ -454,7 +454,9 @@ def replay(disk: MemoryDisk, spill: Callable[[], None]) -> Recovery:
     index = KeyIndex(
         disk, open_files, slot_count=SETTINGS.index_slots, entry_count=SETTINGS.index_entries
     )
-    return recover(disk, log, queues, index, (), was_clean=False, spill=spill)
+    return recover(
+        disk, log, queues, index, (), was_clean=False, spill=spill, damage=DamageReports()
+    )
 
 
 def remove_index(disk: MemoryDisk) -> None:

@@ -21,6 +21,7 @@ from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, respond_error
 from escrowmq.broker.statistics import Statistics, TrafficRate
 from escrowmq.broker.turn import WhenFlushed
+from escrowmq.clock import ClockReport
 from escrowmq.errors import ConfigError, CorruptRecord, RecordNotFound, RequestRefused, StoreError
 from escrowmq.message.topic_config import DataVersion
 from escrowmq.remoting.bodies import encode_body
@@ -93,8 +94,13 @@ class BrokerAdmin:
         settings: Callable[[], BrokerSettings],
         broker_info: BrokerInfo,
         delayed_messages: DelayedMessages,
+        *,
+        wall_ms: Callable[[int], int],
+        clock_report: Callable[[], ClockReport],
     ) -> None:
         self._store = store
+        self._wall_ms = wall_ms
+        self._clock_report = clock_report
         self._delayed_messages = delayed_messages
         self._disk = disk
         self._statistics = statistics
@@ -150,6 +156,7 @@ class BrokerAdmin:
             **self._log_info(),
             **self._disk_info(),
             **self._delay_info(),
+            **self._clock_info(now_ms),
         }
         channel.respond(request, body=encode_body(RuntimeTable(table=dict(sorted(table.items())))))
 
@@ -167,7 +174,7 @@ class BrokerAdmin:
         }
 
     def _traffic_info(self, now_ms: int) -> dict[str, str]:
-        totals = self._statistics.take_sample(now_ms).totals
+        totals = self._statistics.totals()
         today, yesterday = self._statistics.morning, self._statistics.yesterday_morning
         found_and_missed = zip(
             self._rates("found", now_ms), self._rates("missed", now_ms), strict=True
@@ -203,6 +210,16 @@ class BrokerAdmin:
             "escrowDelayedWaiting": str(delayed_messages.waiting_count),
             "escrowDelayedSetAside": str(delayed_messages.set_aside_count),
             "escrowDelayedLost": str(delayed_messages.counters.lost),
+        }
+
+    def _clock_info(self, now_ms: int) -> dict[str, str]:
+        report = self._clock_report()
+        return {
+            # The other times come from a clock that follows the wall clock slowly.
+            "escrowWallTimestamp": str(self._wall_ms(now_ms)),
+            "escrowClockJumps": str(report.jumps),
+            "escrowClockChangeAtStart": str(report.change_at_start_ms),
+            "escrowStoredAhead": str(report.stored_ahead_ms),
         }
 
     def _log_info(self) -> dict[str, str]:
@@ -256,12 +273,13 @@ class BrokerAdmin:
         self, name: str, key: str, now_ms: int
     ) -> tuple[TrafficRate, TrafficRate, TrafficRate] | None:
         statistics = self._statistics
-        sample = statistics.take_sample(now_ms)
         topic, _, group = key.partition("@")
         match name:
-            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" if key in sample.traffic_in:
+            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" if statistics.topic_traffic(key) is not None:
                 return statistics.topic_rates(key, int(name.endswith("SIZE")), now_ms)
-            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE" if (topic, group) in sample.traffic_out:
+            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE" if (
+                statistics.group_traffic(topic, group) is not None
+            ):
                 return statistics.group_rates(topic, group, int(name.endswith("SIZE")), now_ms)
             case "BROKER_PUT_NUMS" if key == self._broker_info.cluster:
                 return statistics.broker_rates("put", now_ms)

@@ -11,6 +11,7 @@ does not understand this request is sent to the new offset by the response to it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
@@ -21,10 +22,17 @@ from escrowmq.broker.closed_names import (
     check_offsets_are_open,
     check_records_are_open,
 )
-from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestChannel
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, group_not_found
-from escrowmq.broker.processors.admin_metadata import CHANGE_ERRORS, saved_offsets
+from escrowmq.broker.dispatch import (
+    Channel,
+    ErrorCodes,
+    Handler,
+    RequestChannel,
+    respond_failure,
+)
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.processors.admin_metadata import CHANGE_ERRORS, changed_offsets
 from escrowmq.broker.statistics import Statistics
+from escrowmq.client_memory import ClientMemory, MemoryUse, Reservation
 from escrowmq.consume.members import ConsumerGroups, Member, ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.subscription import Subscription
@@ -48,14 +56,15 @@ from escrowmq.remoting.bodies_admin import (
     GroupSubscription,
     ProducerConnections,
     ProducerInfo,
-    Producers,
     QueueEntries,
     QueueEntry,
     TimeSpan,
     TimeSpans,
     TopicOffset,
     encode_broker_consume_stats,
+    encode_list_in_slices,
     encode_queue_table_in_slices,
+    encode_table_in_slices,
 )
 from escrowmq.remoting.codes import LanguageName, RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
@@ -97,7 +106,9 @@ class GroupAdmin:
         statistics: Statistics,
         *,
         address: str,
+        memory: ClientMemory,
     ) -> None:
+        self._memory = memory
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -126,7 +137,7 @@ class GroupAdmin:
 
     def list_consumer_connections(
         self, channel: Channel, request: Request[ConsumerGroupHeader], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         name = request.head.fields.consumer_group
         group = self._consumers.find(name)
         if group is None:
@@ -134,8 +145,8 @@ class GroupAdmin:
                 ResponseCode.CONSUMER_NOT_ONLINE,
                 f"no member of group {_truncate(name)} is connected",
             )
-        body = ConsumerConnections(
-            connection_set=[_client_entry(member) for member in self._consumers.members(name)],
+        connections = ConsumerConnections(
+            connection_set=[],
             subscription_table={
                 topic: subscription_entry(subscription)
                 for topic, subscription in group.subscriptions.items()
@@ -144,11 +155,13 @@ class GroupAdmin:
             message_model=group.settings.message_model,
             consume_from_where=group.settings.consume_from_where,
         )
-        channel.respond(request, body=encode_body(body))
+        clients = map(_client_entry, self._consumers.members(name))
+        body = yield from encode_list_in_slices(connections, "connectionSet", clients)
+        channel.respond(request, body=body)
 
     def list_producer_connections(
         self, channel: Channel, request: Request[ProducerGroupHeader], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         name = request.head.fields.producer_group
         members = self._producers.members(name)
         if not members:
@@ -156,17 +169,20 @@ class GroupAdmin:
                 ResponseCode.SYSTEM_ERROR,
                 f"no member of producer group {_truncate(name)} is connected",
             )
-        body = ProducerConnections(connection_set=[_client_entry(member) for member in members])
-        channel.respond(request, body=encode_body(body))
-
-    def list_producers(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        body = Producers(
-            data={
-                name: [_producer_info(member) for member in self._producers.members(name)]
-                for name in self._producers.names()
-            }
+        body = yield from encode_list_in_slices(
+            ProducerConnections(connection_set=[]), "connectionSet", map(_client_entry, members)
         )
-        channel.respond(request, body=encode_body(body))
+        channel.respond(request, body=body)
+
+    def list_producers(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        table: list[tuple[bytes, bytes]] = []
+        for name in self._producers.names():
+            members = []
+            for member in self._producers.members(name):
+                members.append(encode_body(_producer_info(member)))
+                yield
+            table.append((msgspec.json.encode(name), b"[%b]" % b",".join(members)))
+        channel.respond(request, body=(yield from encode_table_in_slices("data", table)))
 
     def list_groups_of_topic(
         self, channel: Channel, request: Request[TopicHeader], now_ms: int
@@ -202,24 +218,34 @@ class GroupAdmin:
 
     # --- progress --------------------------------------------------------------------------------
 
+    # The results of these requests are long if a topic has many queues. Rows are encoded one by one
+    # and counted for the client, who may send the request on many connections at once.
+
     def get_topic_stats(
         self, channel: Channel, request: Request[TopicHeader], now_ms: int
     ) -> SlicedWork:
         name = request.head.fields.topic
         topic = self._topics.get(name)
-        store = self._store
-        table: dict[QueueName, TopicOffset] = {}
-        for queue in self._queues(name, max(topic.read_queue_nums, topic.write_queue_nums)):
-            end = store.max_offset(name, queue.queue_id)
-            table[queue] = TopicOffset(
-                min_offset=store.min_offset(name, queue.queue_id),
-                max_offset=end,
-                last_update_timestamp=self._stored_ms(name, queue.queue_id, end - 1),
-            )
-            yield
         minute, _, _ = self._statistics.topic_rates(name, 0, now_ms)
-        body = yield from encode_queue_table_in_slices(table, topicPutTps=minute.per_s)
-        channel.respond(request, body=body)
+        count = max(topic.read_queue_nums, topic.write_queue_nums)
+        with self._new_result(channel) as result:
+            body = yield from encode_queue_table_in_slices(
+                self._topic_rows(name, count), result.add, topicPutTps=minute.per_s
+            )
+            channel.respond(request, body=body)
+
+    def _topic_rows(self, name: str, count: int) -> Iterator[tuple[QueueName, TopicOffset]]:
+        store = self._store
+        for queue in self._queues(name, count):
+            end = store.max_offset(name, queue.queue_id)
+            yield (
+                queue,
+                TopicOffset(
+                    min_offset=store.min_offset(name, queue.queue_id),
+                    max_offset=end,
+                    last_update_timestamp=self._stored_ms(name, queue.queue_id, end - 1),
+                ),
+            )
 
     def get_consume_stats(
         self, channel: Channel, request: Request[GetConsumeStats], now_ms: int
@@ -227,76 +253,90 @@ class GroupAdmin:
         fields = request.head.fields
         group = fields.consumer_group
         topics = [fields.topic] if fields.topic else self._topics_of(group)
-        table: dict[QueueName, ConsumeOffset] = {}
-        per_s = 0.0
-        for topic in topics:
-            table.update((yield from self._group_progress(group, topic)))
-            per_s += self._statistics.group_rates(topic, group, 0, now_ms)[0].per_s
-        body = yield from encode_queue_table_in_slices(table, consumeTps=per_s)
-        channel.respond(request, body=body)
+        per_s = sum(
+            self._statistics.group_rates(topic, group, 0, now_ms)[0].per_s for topic in topics
+        )
+        rows = (row for topic in topics for row in self._progress_rows(group, topic))
+        with self._new_result(channel) as result:
+            body = yield from encode_queue_table_in_slices(
+                rows, result.add, consumeTps=float(per_s)
+            )
+            channel.respond(request, body=body)
 
     def get_broker_consume_stats(
         self, channel: Channel, request: Request[GetBrokerConsumeStats], now_ms: int
     ) -> SlicedWork:
         only_ordered = request.head.fields.is_order
         groups, total_lag = [], 0
-        for name, group in self._groups.configs().items():
-            encoded_topics = []
-            for topic in self._topics_of(name) if group.consume_enable else []:
-                config = self._topics.find(topic)
-                if config is None or (only_ordered and not config.order):
-                    continue
-                table = yield from self._group_progress(name, topic)
-                total_lag += sum(
-                    offsets.broker_offset - offsets.consumer_offset for offsets in table.values()
-                )
-                per_s = self._statistics.group_rates(topic, name, 0, now_ms)[0].per_s
-                encoded_topics.append(
-                    (yield from encode_queue_table_in_slices(table, consumeTps=per_s))
-                )
-            groups.append((name, encoded_topics))
-            yield
-        body = encode_broker_consume_stats(groups, address=self._address, total_diff=total_lag)
-        channel.respond(request, body=body)
+
+        def rows(group: str, topic: str) -> Iterator[tuple[QueueName, ConsumeOffset]]:
+            nonlocal total_lag
+            for queue, offsets in self._progress_rows(group, topic):
+                total_lag += offsets.broker_offset - offsets.consumer_offset
+                yield queue, offsets
+
+        with self._new_result(channel) as result:
+            for name, group in self._groups.configs().items():
+                encoded_topics = []
+                for topic in self._topics_of(name) if group.consume_enable else []:
+                    config = self._topics.find(topic)
+                    if config is None or (only_ordered and not config.order):
+                        continue
+                    per_s = self._statistics.group_rates(topic, name, 0, now_ms)[0].per_s
+                    encoded_topics.append(
+                        (
+                            yield from encode_queue_table_in_slices(
+                                rows(name, topic), result.add, consumeTps=per_s
+                            )
+                        )
+                    )
+                groups.append((name, encoded_topics))
+                yield
+            body = encode_broker_consume_stats(groups, address=self._address, total_diff=total_lag)
+            channel.respond(request, body=body)
 
     def get_consume_time_spans(
         self, channel: Channel, request: Request[TopicGroupHeader], now_ms: int
     ) -> SlicedWork:
         name, group = request.head.fields.topic, request.head.fields.group
         topic = self._topics.get(name)
-        spans = []
-        for queue in self._queues(name, topic.write_queue_nums):
-            end = self._store.max_offset(name, queue.queue_id)
-            offset = self._offsets.query(name, group, queue.queue_id) or 0
-            consumed_ms = self._stored_ms(name, queue.queue_id, offset - 1)
-            waiting_ms = self._stored_ms(name, queue.queue_id, offset) if offset < end else now_ms
-            spans.append(
-                TimeSpan(
-                    message_queue=queue,
-                    min_time_stamp=self._store.earliest_stored_ms(name, queue.queue_id),
-                    max_time_stamp=self._stored_ms(name, queue.queue_id, end - 1),
-                    consume_time_stamp=consumed_ms,
-                    delay_time=max(0, now_ms - waiting_ms),
-                )
+        queues = self._queues(name, topic.write_queue_nums)
+        spans = (self._time_span(group, queue, now_ms) for queue in queues)
+        with self._new_result(channel) as result:
+            body = yield from encode_list_in_slices(
+                TimeSpans(consume_time_span_set=[]), "consumeTimeSpanSet", spans, result.add
             )
-            yield
-        channel.respond(request, body=encode_body(TimeSpans(consume_time_span_set=spans)))
+            channel.respond(request, body=body)
 
-    def _group_progress(
-        self, group: str, name: str
-    ) -> SlicedResult[dict[QueueName, ConsumeOffset]]:
+    def _time_span(self, group: str, queue: QueueName, now_ms: int) -> TimeSpan:
+        name, queue_id = queue.topic, queue.queue_id
+        end = self._store.max_offset(name, queue_id)
+        offset = self._offsets.query(name, group, queue_id) or 0
+        waiting_ms = self._stored_ms(name, queue_id, offset) if offset < end else now_ms
+        return TimeSpan(
+            message_queue=queue,
+            min_time_stamp=self._store.earliest_stored_ms(name, queue_id),
+            max_time_stamp=self._stored_ms(name, queue_id, end - 1),
+            consume_time_stamp=self._stored_ms(name, queue_id, offset - 1),
+            delay_time=max(0, now_ms - waiting_ms),
+        )
+
+    def _progress_rows(self, group: str, name: str) -> Iterator[tuple[QueueName, ConsumeOffset]]:
         topic = self._topics.find(name)
-        progress = {}
         for queue in self._queues(name, 0 if topic is None else topic.read_queue_nums):
             offset = self._offsets.query(name, group, queue.queue_id) or 0
-            progress[queue] = ConsumeOffset(
-                broker_offset=self._store.max_offset(name, queue.queue_id),
-                consumer_offset=offset,
-                pull_offset=offset,
-                last_timestamp=self._stored_ms(name, queue.queue_id, offset - 1),
+            yield (
+                queue,
+                ConsumeOffset(
+                    broker_offset=self._store.max_offset(name, queue.queue_id),
+                    consumer_offset=offset,
+                    pull_offset=offset,
+                    last_timestamp=self._stored_ms(name, queue.queue_id, offset - 1),
+                ),
             )
-            yield
-        return progress
+
+    def _new_result(self, channel: Channel) -> Reservation:
+        return Reservation(self._memory, channel, MemoryUse.RESULTS)
 
     def _topics_of(self, group: str) -> list[str]:
         """Return the topics that a group subscribes to or has offsets of."""
@@ -353,6 +393,10 @@ def _producer_info(member: Member[Channel]) -> ProducerInfo:
     )
 
 
+def _is_cpp(member: Member[Channel]) -> bool:
+    return member.client.language == LanguageName.CPP
+
+
 def _truncate(name: str) -> str:
     return name[:_SHOWN_LENGTH_MAX]
 
@@ -361,6 +405,7 @@ def _truncate(name: str) -> str:
 
 QUEUE_ENTRIES_MAX: Final = 10_000  # in one response
 LATEST_TIMESTAMP: Final = -1
+NOTIFICATION_BYTES_MAX: Final = 1 << 20  # offsets of about 15,000 queues
 
 
 class OffsetAdmin:
@@ -404,24 +449,26 @@ class OffsetAdmin:
         has_queue = fields.queue_id >= 0  # otherwise all queues are reset
         queue_ids = [fields.queue_id] if has_queue else range(topic.read_queue_nums)
         targets: dict[int, int] = {}
+        table: dict[QueueName, int] = {}
         for queue_id in queue_ids:
             targets[queue_id] = self._target_offset(fields, queue_id)
+            table[self._queue_name(fields.topic, queue_id)] = targets[queue_id]
             yield
-        is_connected = self._consumers.find(fields.group) is not None
-        with saved_offsets(self._offsets, self._save_offsets):
-            for queue_id, offset in targets.items():
-                if is_connected:
-                    # A member commits its old offset until it learns of the reset. Remember the
-                    # new one, so that the next pull of the member is sent there.
-                    self._offsets.reset(fields.topic, fields.group, queue_id, offset)
-                else:
-                    self._offsets.set_offset(fields.topic, fields.group, queue_id, offset)
-        table = {
-            self._queue_name(fields.topic, queue_id): offset for queue_id, offset in targets.items()
-        }
-        java_body = yield from encode_queue_table_in_slices(table)
-        self._notify_members(fields, table, java_body)
+        # The bodies come before the change: a client that goes away meanwhile changes nothing.
+        java_body = yield from encode_queue_table_in_slices(table.items(), lambda count: None)
+        cpp_body = b""
+        if len(java_body) <= NOTIFICATION_BYTES_MAX:
+            cpp_body = yield from self._encode_for_cpp(fields.group, table)
+        with changed_offsets(self._offsets):
+            if self._consumers.find(fields.group) is not None:
+                # A member commits its old offset until it learns of the reset. Remember the new
+                # one, so that the next pull of the member is sent there.
+                self._offsets.reset(fields.topic, fields.group, targets)
+            else:
+                self._offsets.set_offsets(fields.topic, fields.group, targets)
+            self._save_offsets()
         channel.respond(request, body=java_body)
+        yield from self._notify_members(fields, java_body, cpp_body)
 
     def _target_offset(self, fields: ResetOffset, queue_id: int) -> int:
         store, topic = self._store, fields.topic
@@ -441,45 +488,64 @@ class OffsetAdmin:
             return min(target, committed)  # without force, a reset only goes back
         return target
 
-    def _notify_members(
-        self, fields: ResetOffset, table: dict[QueueName, int], java_body: bytes
-    ) -> None:
+    def _encode_for_cpp(self, group: str, table: dict[QueueName, int]) -> SlicedResult[bytes]:
+        """Return the offsets for the C++ members of a group; empty if it has none.
+
+        C++ clients cannot parse a JSON object whose keys are objects, so they get a list.
+        """
+        if not any(_is_cpp(member) for member in self._consumers.members(group)):
+            return b""
+        offsets = (
+            CppQueueOffset(
+                topic=queue.topic,
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                offset=offset,
+            )
+            for queue, offset in table.items()
+        )
+        empty = CppResetOffsets(offset_table=[])
+        return (yield from encode_list_in_slices(empty, "offsetTable", offsets))
+
+    def _notify_members(self, fields: ResetOffset, java_body: bytes, cpp_body: bytes) -> SlicedWork:
+        """Tell the members of a group where to continue, each connection once.
+
+        A reset of very many queues is not announced: every member would get a copy. The members
+        learn of it by their next pulls.
+        """
+        if len(java_body) > NOTIFICATION_BYTES_MAX:
+            return
         header = ResetConsumerOffset(
             topic=fields.topic, group=fields.group, timestamp=fields.timestamp, is_force=True
         )
-        # C++ clients cannot parse a JSON object whose keys are objects, so they get a list.
-        cpp_offsets = CppResetOffsets(
-            offset_table=[
-                CppQueueOffset(
-                    topic=queue.topic,
-                    broker_name=queue.broker_name,
-                    queue_id=queue.queue_id,
-                    offset=offset,
-                )
-                for queue, offset in table.items()
-            ]
-        )
-        cpp_body = encode_body(cpp_offsets)
-        for member in self._consumers.members(fields.group):
-            is_cpp = member.client.language == LanguageName.CPP
-            member.client.channel.send_oneway(
-                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, cpp_body if is_cpp else java_body
-            )
+        is_cpp_by_channel = {
+            member.client.channel: _is_cpp(member)
+            for member in self._consumers.members(fields.group)
+        }
+        for channel, is_cpp in is_cpp_by_channel.items():
+            body = cpp_body if is_cpp else java_body
+            if body:  # a C++ member that has joined meanwhile is told by its next pull
+                channel.send_oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
+            yield
 
     def clone_offsets(
         self, channel: Channel, request: Request[CloneGroupOffset], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         check_offsets_are_open(fields.topic or "", fields.dest_group)
         check_group_is_open(fields.src_group)
         self._groups.get(fields.src_group)  # it must exist
         if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
-            raise group_not_found(fields.dest_group)
-        topics = [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group)
-        with saved_offsets(self._offsets, self._save_offsets):
+            raise self._groups.not_found(fields.dest_group)
+        topics = []
+        for topic in [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group):
+            if self._topics.find(topic) is not None and not is_closed_topic(topic):
+                topics.append(topic)
+            yield
+        with changed_offsets(self._offsets):
             for topic in topics:
-                if self._topics.find(topic) is not None and not is_closed_topic(topic):
-                    self._offsets.clone(topic, fields.src_group, fields.dest_group)
+                self._offsets.clone(topic, fields.src_group, fields.dest_group)
+            self._save_offsets()
         channel.respond(request)
 
     def list_queue_entries(
@@ -522,6 +588,9 @@ class OffsetAdmin:
 # --- relayed requests ----------------------------------------------------------------------------
 
 RELAY_TIMEOUT_S: Final = 10.0  # as in RocketMQ
+# Requests that wait for a consumer, of one connection and in all. Operators send a few of them.
+RELAYS_PER_CHANNEL_MAX: Final = 100
+RELAYS_MAX: Final = 1_000
 _RELAY_ERRORS: Final[ErrorCodes] = {
     RemoteProtocolError: ResponseCode.QUERY_NOT_FOUND,  # not a message id
     StoreError: ResponseCode.QUERY_NOT_FOUND,
@@ -540,6 +609,7 @@ class ConsumerRelay:
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
+        self._waiting: Counter[Channel] = Counter()  # requests that are relayed, by their sender
 
     def handlers(self) -> list[Handler]:
         code = RequestCode
@@ -585,23 +655,32 @@ class ConsumerRelay:
         fields: Header,
         body: bytes = b"",
     ) -> None:
+        if self._waiting[channel] >= RELAYS_PER_CHANNEL_MAX or self._waiting.total() >= RELAYS_MAX:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY, "too many requests wait for consumers; retry later"
+            )
         consumer = self._consumers.channel_of(group, client_id)
         code, request = request.head.code, request_for_response(request, NoFields())
 
         def on_response(command: Command | None, body: bytes) -> None:
-            if command is None:
-                remark = (
-                    f"client {_truncate(client_id)} of group {_truncate(group)} "
-                    "did not respond in time"
-                )
-                channel.respond(request, code=ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark)
-            else:
-                channel.respond(request, code=command.code, remark=command.remark, body=body)
+            self._waiting -= Counter((channel,))  # drops those that reach zero
+            try:
+                if command is None:
+                    remark = (
+                        f"client {_truncate(client_id)} of group {_truncate(group)} "
+                        "did not respond in time"
+                    )
+                    channel.respond(request, code=ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark)
+                else:
+                    channel.respond(request, code=command.code, remark=command.remark, body=body)
+            except Exception as error:  # the consumer's response may be too long to be passed on
+                respond_failure(channel, request, error)
 
         if consumer is None or not cast(RequestChannel, consumer).call(
-            code, fields, body, on_response, timeout_s=RELAY_TIMEOUT_S
+            code, fields, body, on_response, requester=channel, timeout_s=RELAY_TIMEOUT_S
         ):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
                 f"client {_truncate(client_id)} of group {_truncate(group)} is not connected",
             )
+        self._waiting[channel] += 1

@@ -7,6 +7,9 @@ A change is responded to when it is durable. If it cannot be saved, it is undone
 client gets an error. A deletion removes offsets, settings and queues, in this order. After a crash
 in between no message is skipped, and the same request completes it.
 
+A topic may have thousands of queues, each with files. So deletions are done in slices, one after
+the other, and are finished even if the client that asked for one has gone.
+
 Users and policies live in the ACL file, which operators edit and the broker reloads. Requests that
 would change them are refused. No secret leaves the broker. Accounts of plain_acl.yml (4.x) are not
 users and are not shown.
@@ -15,29 +18,42 @@ users and are not shown.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from escrowmq.auth.acl import Action, PolicyEntry, User
 from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.closed_names import check_group_is_open
-from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermissions
+from escrowmq.broker.dispatch import (
+    Channel,
+    ErrorCodes,
+    Handler,
+    RequestPermissions,
+    respond_failure,
+)
 from escrowmq.broker.metadata import (
     SubscriptionGroups,
     TopicTable,
     check_topic_name,
-    group_not_found,
     is_valid_group_name,
 )
+from escrowmq.client_memory import name_error
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import BrokenBody, RequestRefused, StoreError
 from escrowmq.message.names import is_closed_group, is_closed_topic, is_system_group
-from escrowmq.message.topic_config import TopicConfig
+from escrowmq.message.topic_config import ConfigEntry, TopicConfig
 from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.bodies import LENIENT_BODY_BYTES_MAX, JsonBody, TopicList, encode_body
-from escrowmq.remoting.bodies_admin import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from escrowmq.remoting.bodies_admin import (
+    AclInfo,
+    PolicyEntryInfo,
+    PolicyInfo,
+    UserInfo,
+    encode_table_in_slices,
+)
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers_admin import (
     AclSubject,
@@ -52,11 +68,13 @@ from escrowmq.remoting.headers_admin import (
     UserHeader,
 )
 from escrowmq.remoting.requests import Request
+from escrowmq.sliced_work import SlicedResult, SlicedWork, SliceScheduler
 from escrowmq.store.config_files import GroupConfig, to_plain
 from escrowmq.store.store import MessageStore
 
 QUEUES_MAX: Final = 65_536
 ATTRIBUTES_MAX: Final = 100
+TOPIC_FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")  # as in RocketMQ
 PENDING_DELETIONS_MAX: Final = 1_000
 # Part of a change may be durable, so no error may say that nothing happened.
 CHANGE_ERRORS: Final[ErrorCodes] = {StoreError: ResponseCode.SYSTEM_ERROR}
@@ -69,6 +87,7 @@ class MetadataAdmin:
         topics: TopicTable,
         groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
+        background_work: SliceScheduler,
         save_offsets: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
@@ -76,8 +95,10 @@ class MetadataAdmin:
         self._groups = groups
         self._offsets = offsets
         self._save_offsets = save_offsets
-        # Deletions that wait until no checkpoint writes to the files of their topic.
-        self._pending_deletions: list[tuple[Channel, Request[TopicHeader]]] = []
+        self._background_work = background_work
+        # Deletions that have not begun: others come first, or a checkpoint writes to the files.
+        self._pending_deletions: list[_PendingDeletion] = []
+        self._is_deleting = False
         # Changes that the end of the turn saves: one write for all of them.
         self._unsaved_changes: list[tuple[Channel, Request[Any]]] = []
 
@@ -108,6 +129,11 @@ class MetadataAdmin:
             raise _invalid_parameter(
                 f"perm {fields.perm} is not valid: 2 is write, 4 is read, 6 is both"
             )
+        if fields.topic_filter_type not in TOPIC_FILTER_TYPES:
+            raise _invalid_parameter(
+                f"topicFilterType {fields.topic_filter_type[:100]!r} is none of "
+                f"{', '.join(TOPIC_FILTER_TYPES)}"
+            )
         existing = self._topics.find(fields.topic)
         config = TopicConfig(
             topic_name=fields.topic,
@@ -136,53 +162,87 @@ class MetadataAdmin:
                 channel.respond(request, code=ResponseCode.SYSTEM_ERROR, remark=remark)
 
     def delete_topic(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
-        self._check_topic(request.head.fields.topic)
+        topic = request.head.fields.topic
+        self._check_topic(topic)
+        delete = partial(self._delete_topic, topic)
+        self._add_deletion(_PendingDeletion(channel, request, f"topic {topic}", delete), now_ms)
+
+    def clean_unused_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
+        """Delete the queues of topics that do not exist."""
+        delete = self._delete_unused_topics
+        self._add_deletion(_PendingDeletion(channel, request, "unused topics", delete), now_ms)
+
+    def _add_deletion(self, deletion: _PendingDeletion, now_ms: int) -> None:
         if len(self._pending_deletions) >= PENDING_DELETIONS_MAX:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
                 f"{PENDING_DELETIONS_MAX} topics are being deleted; retry later",
             )
-        self._pending_deletions.append((channel, request))
+        self._pending_deletions.append(deletion)
         self.tick(now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Delete the topics whose files are not in use any more."""
-        pending, self._pending_deletions = self._pending_deletions, []
-        for channel, request in pending:
-            topic = request.head.fields.topic
-            if not self._store.can_remove_topic(topic):
-                self._pending_deletions.append((channel, request))
-                continue
-            try:
-                self._delete_topic(topic, now_ms)
-            except StoreError as error:
-                remark = f"topic {topic} was not deleted: {error}"
-                channel.respond(request, code=ResponseCode.SYSTEM_ERROR, remark=remark)
-            else:
-                channel.respond(request)
+        """Let the topics be deleted whose files are not in use any more."""
+        if self._pending_deletions and not self._is_deleting:
+            self._is_deleting = True
+            self._background_work.add(self._delete_pending(now_ms))
 
-    def _delete_topic(self, topic: str, now_ms: int) -> None:
-        before = self._offsets.snapshot()
-        with saved_offsets(self._offsets, self._save_offsets):
+    def _delete_pending(self, now_ms: int) -> SlicedWork:
+        postponed: list[_PendingDeletion] = []
+        try:
+            while self._pending_deletions:
+                deletion = self._pending_deletions.pop(0)
+                channel, request = deletion.channel, deletion.request
+                try:
+                    is_done = yield from deletion.delete(now_ms)
+                    if is_done:
+                        channel.respond(request)
+                    else:
+                        postponed.append(deletion)
+                except StoreError as error:
+                    remark = f"{deletion.subject} not deleted: {error}"
+                    channel.respond(request, code=ResponseCode.SYSTEM_ERROR, remark=remark)
+                except Exception as error:  # it costs this request, not the other deletions
+                    respond_failure(channel, request, error)
+                yield
+        finally:
+            self._pending_deletions += postponed
+            self._is_deleting = False
+
+    def _delete_topic(self, topic: str, now_ms: int) -> SlicedResult[bool]:
+        """Delete a topic. Return False if its files are in use."""
+        if not self._store.can_remove_topic(topic):
+            return False
+        with changed_offsets(self._offsets):
             self._offsets.remove_topic(topic)
-        config = self._topics.find(topic)
-        if config is not None:
-            self._topics.remove(topic, now_ms=now_ms)
+            self._save_offsets()
+            config = self._topics.find(topic)
             try:
-                self._topics.save()
+                if config is not None:
+                    self._topics.remove(topic, now_ms=now_ms)
+                    self._topics.save()
+                # The first slice deletes the topic durably. The others only remove its files.
+                removal = self._store.remove_topic_in_slices(topic)
+                next(removal, None)
             except StoreError:
-                self._topics.put(config, now_ms=now_ms)
-                self._offsets.restore(before)
+                # If the store has failed, the next start completes the deletion. Otherwise nothing
+                # of the topic was removed yet, so it stays as it was.
+                if config is not None and not self._store.has_failed:
+                    self._topics.put(config, now_ms=now_ms)
+                    with contextlib.suppress(StoreError):  # a later save writes it
+                        self._topics.save()
                 raise
-        self._store.remove_topic(topic)
+        yield from removal
+        return True
 
-    def clean_unused_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        """Delete the queues of topics that do not exist."""
+    def _delete_unused_topics(self, now_ms: int) -> SlicedResult[bool]:
         existing = set(self._topics.configs())
-        for topic in {topic for topic, _ in self._store.queues()} - existing:
-            if not self._topics.is_system(topic) and self._store.can_remove_topic(topic):
-                self._store.remove_topic(topic)
-        channel.respond(request)
+        for topic in sorted({topic for topic, _ in self._store.queues()} - existing):
+            yield
+            is_unused = self._topics.find(topic) is None and not self._topics.is_system(topic)
+            if is_unused and self._store.can_remove_topic(topic):
+                yield from self._store.remove_topic_in_slices(topic)
+        return True
 
     def get_topic_config(
         self, channel: Channel, request: Request[TopicHeader], now_ms: int
@@ -190,15 +250,22 @@ class MetadataAdmin:
         config = self._topics.get(request.head.fields.topic)
         channel.respond(request, body=_encode_json(config))
 
-    def list_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        topics = self._topics.configs()
-        table = {"topicConfigTable": topics, "dataVersion": self._topics.version}
-        header = AllTopicsResponse(total_topic_num=len(topics))
-        channel.respond(request, header, body=_encode_json(table))
+    def list_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        topics, version = self._topics.configs(), self._topics.version
+        body = yield from encode_table_in_slices(
+            "topicConfigTable", _encode_entries(topics), dataVersion=version
+        )
+        channel.respond(request, AllTopicsResponse(total_topic_num=len(topics)), body=body)
 
-    def list_system_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        names = sorted(filter(self._topics.is_system, self._topics.configs()))
-        channel.respond(request, body=encode_body(TopicList(topic_list=names)))
+    def list_system_topics(
+        self, channel: Channel, request: Request[Any], now_ms: int
+    ) -> SlicedWork:
+        names = []
+        for topic in self._topics.configs():
+            if self._topics.is_system(topic):
+                names.append(topic)
+            yield
+        channel.respond(request, body=encode_body(TopicList(topic_list=sorted(names))))
 
     def _check_topic(self, topic: str) -> None:
         check_topic_name(topic)
@@ -231,19 +298,18 @@ class MetadataAdmin:
         name = fields.group_name
         if is_system_group(name) or is_closed_group(name):
             raise _invalid_parameter(f"{name} is a system group")
-        before = self._offsets.snapshot()
-        if fields.clean_offset or fields.remove_offset:
-            with saved_offsets(self._offsets, self._save_offsets):
+        with changed_offsets(self._offsets):
+            if fields.clean_offset or fields.remove_offset:
                 self._offsets.remove_group(name)
-        config = self._groups.find(name)
-        if config is not None:
-            self._groups.remove(name, now_ms=now_ms)
-            try:
-                self._groups.save()
-            except StoreError:
-                self._groups.put(config, now_ms=now_ms)
-                self._offsets.restore(before)
-                raise
+                self._save_offsets()
+            config = self._groups.find(name)
+            if config is not None:
+                self._groups.remove(name, now_ms=now_ms)
+                try:
+                    self._groups.save()
+                except StoreError:
+                    self._groups.put(config, now_ms=now_ms)
+                    raise
         channel.respond(request)
 
     def get_group_config(
@@ -252,30 +318,41 @@ class MetadataAdmin:
         name = request.head.fields.group
         config = self._groups.get_or_create(name, now_ms=now_ms)
         if config is None:
-            raise group_not_found(name)
+            raise self._groups.not_found(name)
         channel.respond(request, body=_encode_json(config))
 
-    def list_groups(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        groups = self._groups.configs()
-        table = {
-            "subscriptionGroupTable": groups,
-            "forbiddenTable": {},
-            "dataVersion": self._groups.version,
-        }
-        header = AllGroupsResponse(total_group_num=len(groups))
-        channel.respond(request, header, body=_encode_json(table))
+    def list_groups(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
+        groups, version = self._groups.configs(), self._groups.version
+        body = yield from encode_table_in_slices(
+            "subscriptionGroupTable",
+            _encode_entries(groups),
+            forbiddenTable={},
+            dataVersion=version,
+        )
+        channel.respond(request, AllGroupsResponse(total_group_num=len(groups)), body=body)
+
+
+class _PendingDeletion(NamedTuple):
+    channel: Channel
+    request: Request[Any]
+    subject: str
+    delete: Callable[[int], SlicedResult[bool]]  # with the time; returns False to be tried again
 
 
 @contextlib.contextmanager
-def saved_offsets(offsets: ConsumerOffsets, save: Callable[[], None]) -> Iterator[None]:
-    """Save the offsets after the block has changed them, or undo the change. Raises StoreError."""
-    before = offsets.snapshot()
-    yield
+def changed_offsets(offsets: ConsumerOffsets) -> Iterator[None]:
+    """Undo the changes of offsets in the block if it raises, because they were not saved."""
+    offsets.begin_changes()
+    is_kept = False
     try:
-        save()
-    except StoreError:
-        offsets.restore(before)
-        raise
+        yield
+        is_kept = True
+    finally:
+        offsets.end_changes(is_kept=is_kept)
+
+
+def _encode_entries(entries: Mapping[str, ConfigEntry]) -> Iterator[tuple[bytes, bytes]]:
+    return ((_encode_json(name), _encode_json(entry)) for name, entry in entries.items())
 
 
 def _invalid_parameter(reason: str) -> RequestRefused:
@@ -287,6 +364,8 @@ def _update_attributes(attributes: dict[str, str], text: str | None) -> dict[str
     updated = dict(attributes)
     for part in filter(None, (text or "").split(",")):
         name, equals, value = part[1:].partition("=")
+        if error := name_error("an attribute's name", name) or name_error("an attribute", value):
+            raise _invalid_parameter(error)
         if part[0] == "+" and equals and name:
             updated[name] = value
         elif part[0] == "-" and name and not equals:

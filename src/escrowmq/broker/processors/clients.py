@@ -7,7 +7,7 @@ them are notified and rebalance. `consume/members.py` holds the groups and locks
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from escrowmq.broker.closed_names import check_group_is_open
@@ -18,7 +18,6 @@ from escrowmq.consume.members import (
     ConsumerGroups,
     ConsumerGroupSettings,
     GroupClient,
-    Member,
     ProducerGroups,
     QueueLocks,
 )
@@ -27,6 +26,7 @@ from escrowmq.consume.subscription import (
     Subscription,
     parse_heartbeat_subscription,
     parse_subscription,
+    prepare_subscription,
 )
 from escrowmq.errors import InvalidSubscription, RequestRefused
 from escrowmq.message.filter import TAG
@@ -46,12 +46,13 @@ from escrowmq.remoting.bodies import (
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ConsumerGroupHeader, HeartbeatResponse, UnregisterClient
 from escrowmq.remoting.requests import Request
-from escrowmq.sliced_work import SlicedWork, SliceScheduler
+from escrowmq.sliced_work import SlicedResult, SlicedWork, SliceScheduler
 
 log = logging.getLogger(__name__)
 
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that a log line repeats
 QUEUES_PER_SLICE: Final = 128  # of a request to lock or unlock
+CLOSED_PER_SLICE: Final = 16  # members of a closed channel that are removed at once
 
 
 class ClientProcessor:
@@ -75,17 +76,20 @@ class ClientProcessor:
         self._on_producer_joined = on_producer_joined
         self.allows_sql = allows_sql
         self._background_work = background_work
+        self._is_expiring = False
         self._changed_groups: dict[str, None] = {}  # whose members are not notified yet
 
     def handlers(self) -> list[Handler]:
         code, permissions = RequestCode, RequestPermissions
         return [
-            Handler(code.HEART_BEAT, self.heartbeat, permissions.heartbeat),
+            Handler(
+                code.HEART_BEAT, self.heartbeat, permissions.heartbeat, has_many_permissions=True
+            ),
             Handler(code.UNREGISTER_CLIENT, self.unregister, permissions.unregister),
             Handler(code.CHECK_CLIENT_CONFIG, self.check_config, permissions.check_config),
             Handler(code.GET_CONSUMER_LIST_BY_GROUP, self.list_members, permissions.list_members),
-            Handler(code.LOCK_BATCH_MQ, self.lock, permissions.lock),
-            Handler(code.UNLOCK_BATCH_MQ, self.unlock, permissions.lock),
+            Handler(code.LOCK_BATCH_MQ, self.lock, permissions.lock, has_many_permissions=True),
+            Handler(code.UNLOCK_BATCH_MQ, self.unlock, permissions.lock, has_many_permissions=True),
         ]
 
     def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
@@ -103,13 +107,21 @@ class ClientProcessor:
                 self._on_producer_joined(producer.group_name, now_ms)
             yield
         for consumer in heartbeat.consumer_data_set:
-            needs_subscriptions = self._register_consumer(heartbeat, consumer, client, now_ms)
+            subscriptions = yield from _parse_subscriptions(consumer)
+            needs_subscriptions = self._register_consumer(
+                heartbeat, consumer, subscriptions, client, now_ms
+            )
             yield
         header = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=needs_subscriptions)
         channel.respond(request, header)
 
     def _register_consumer(
-        self, heartbeat: Heartbeat, entry: ConsumerEntry, client: GroupClient[Channel], now_ms: int
+        self,
+        heartbeat: Heartbeat,
+        entry: ConsumerEntry,
+        subscriptions: list[Subscription],
+        client: GroupClient[Channel],
+        now_ms: int,
     ) -> bool:
         """Return whether the next heartbeat must bring the subscriptions."""
         group = self._groups.get_or_create(entry.group_name, now_ms=now_ms)
@@ -126,7 +138,7 @@ class ClientProcessor:
                 message_model=str(entry.message_model),
                 consume_from_where=str(entry.consume_from_where),
             ),
-            subscriptions=list(_parse_subscriptions(entry)),
+            subscriptions=subscriptions,
             fingerprint=heartbeat.heartbeat_fingerprint,
             without_sub=heartbeat.without_sub,
             now_ms=now_ms,
@@ -208,18 +220,33 @@ class ClientProcessor:
 
     # --- without a request -----------------------------------------------------------------------
 
-    def channel_closed(self, channel: Channel) -> None:
-        self._producers.channel_closed(channel)
-        self._notify_groups_of(self._consumers.channel_closed(channel))
+    def channel_closed(self, channel: Channel) -> bool:
+        """Remove some members of a closed channel. Return whether there may be more."""
+        limit = CLOSED_PER_SLICE
+        self._locks.channel_closed(channel)
+        producers = self._producers.channel_closed(channel, count_max=limit)
+        consumers = self._consumers.channel_closed(channel, count_max=limit)
+        for group in {member.group for member in consumers}:
+            self._notify(group)
+        return max(len(producers), len(consumers)) == limit
 
     def expire(self, now_ms: int) -> None:
-        self._producers.expire(now_ms)
+        """Let members and locks be removed whose time is over, in slices."""
         self._locks.expire(now_ms)
-        self._notify_groups_of(self._consumers.expire(now_ms))
+        if not self._is_expiring:
+            self._is_expiring = True
+            self._background_work.add(self._expire_members(now_ms))
 
-    def _notify_groups_of(self, removed_members: Iterable[Member[Channel]]) -> None:
-        for group in {member.group for member in removed_members}:
-            self._notify(group)
+    def _expire_members(self, now_ms: int) -> SlicedWork:
+        try:
+            for _ in self._producers.release_expired(now_ms):
+                yield
+            for member in self._consumers.release_expired(now_ms):
+                if member is not None:
+                    self._notify(member.group)
+                yield
+        finally:
+            self._is_expiring = False
 
     def _notify(self, group: str) -> None:
         """Let the members of a group be told to rebalance.
@@ -235,12 +262,12 @@ class ClientProcessor:
             group = next(iter(self._changed_groups))
             del self._changed_groups[group]
             header = ConsumerGroupHeader(consumer_group=group)
-            # Several members may share a connection.
-            for channel in dict.fromkeys(self._consumers.channels_to_notify(group)):
+            for channel in self._consumers.channels_to_notify(group):
                 try:
-                    channel.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+                    if channel is not None:
+                        channel.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
                 except Exception:  # the other members have to know
-                    log.exception("member not notified peer=%s", channel.address)
+                    log.exception("member not notified group=%s", group)
                 yield
 
 
@@ -275,15 +302,23 @@ def _check_length(field_name: str, name: str) -> None:
         raise RequestRefused(ResponseCode.INVALID_PARAMETER, error)
 
 
-def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
+def _parse_subscriptions(entry: ConsumerEntry) -> SlicedResult[list[Subscription]]:
+    subscriptions: list[Subscription] = []
     for item in entry.subscription_data_set:
+        yield from prepare_subscription(
+            item.topic,
+            item.sub_string,
+            expression_type=item.expression_type,
+            version=item.sub_version,
+        )
         try:
-            yield parse_heartbeat_subscription(
+            subscription = parse_heartbeat_subscription(
                 item.topic,
                 item.sub_string,
                 expression_type=item.expression_type,
                 version=item.sub_version,
             )
+            subscriptions.append(subscription)
         except InvalidSubscription as error:
             # The other subscriptions of the heartbeat are valid. A pull of this topic will get the
             # error as its response.
@@ -293,3 +328,5 @@ def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
                 item.topic[:_SHOWN_LENGTH_MAX],
                 error,
             )
+        yield
+    return subscriptions

@@ -13,6 +13,8 @@ may wake a hundred thousand of them.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -39,8 +41,12 @@ from escrowmq.consume.pull import (
     read_limits,
     request_filter,
 )
-from escrowmq.consume.subscription import MessageFilter
-from escrowmq.errors import RequestRefused
+from escrowmq.consume.subscription import (
+    SHORT_CHARS_MAX,
+    MessageFilter,
+    prepare_subscription,
+)
+from escrowmq.errors import RequestRefused, TableFull
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
@@ -54,6 +60,7 @@ from escrowmq.store.store import MessageStore
 # there are more, or longer ones, every pull is woken: the read that follows applies its filter.
 ARRIVALS_MAX: Final = 256
 ARRIVALS_BYTES_MAX: Final = 64 << 10  # of encoded properties
+CLOSED_PER_SLICE: Final = 64  # held pulls of a closed channel that are forgotten at once
 
 _HeldRequest = tuple[Channel, Request[PullMessage]]
 _Queue = tuple[str, int]  # topic and queue id
@@ -105,7 +112,28 @@ class PullProcessor:
             Handler(RequestCode.LITE_PULL_MESSAGE, self.pull, RequestPermissions.pull),
         ]
 
-    def pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
+    def pull(
+        self, channel: Channel, request: Request[PullMessage], now_ms: int
+    ) -> SlicedWork | None:
+        """Respond to a pull or hold it; return the work that does so if its filter is long."""
+        if len(request.head.fields.subscription or "") > SHORT_CHARS_MAX:
+            return self._pull_after_parsing(channel, request, now_ms)
+        self._pull(channel, request, now_ms)
+        return None
+
+    def _pull_after_parsing(
+        self, channel: Channel, request: Request[PullMessage], now_ms: int
+    ) -> SlicedWork:
+        fields = request.head.fields
+        yield from prepare_subscription(
+            fields.topic,
+            fields.subscription,
+            expression_type=fields.expression_type,
+            version=fields.sub_version,
+        )
+        self._pull(channel, request, now_ms)
+
+    def _pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
         fields = request.head.fields
         if fields.sys_flag & FLAG_COMMIT_OFFSET:
             try:
@@ -118,9 +146,11 @@ class PullProcessor:
             self._refuse(channel, request, message_filter)
             return
         if fields.sys_flag & FLAG_COMMIT_OFFSET:
-            self._offsets.commit(
-                fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
-            )
+            # As RocketMQ: an offset that is not stored does not cost the messages.
+            with contextlib.suppress(TableFull):
+                self._offsets.commit(
+                    fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
+                )
         reset = self._offsets.take_reset(fields.topic, fields.consumer_group, fields.queue_id)
         if reset is not None and reset != fields.queue_offset:
             self._respond_offset_reset(channel, request, reset)
@@ -195,8 +225,10 @@ class PullProcessor:
         finally:
             self._is_expiring = False
 
-    def channel_closed(self, channel: Channel) -> None:
-        self._long_polls.channel_closed(channel)
+    def channel_closed(self, channel: Channel) -> bool:
+        """Forget some held pulls of a closed channel. Return whether there may be more."""
+        closed = self._long_polls.channel_closed(channel, count_max=CLOSED_PER_SLICE)
+        return len(closed) == CLOSED_PER_SLICE
 
     def release_all(self) -> None:
         """Respond to all held pulls, because the broker stops."""
@@ -219,6 +251,9 @@ class PullProcessor:
         )
         if refusal is not None or group is None:
             assert refusal is not None
+            if group is None and refusal.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                remark = self._groups.not_found(fields.consumer_group).remark
+                return dataclasses.replace(refusal, remark=remark)
             return refusal
         if fields.sys_flag & FLAG_SUBSCRIPTION:
             return request_filter(

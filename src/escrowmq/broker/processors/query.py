@@ -7,6 +7,7 @@ import itertools
 from escrowmq.broker.closed_names import check_offsets_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.client_memory import ClientMemory, MemoryUse, Reservation
 from escrowmq.consume.offsets import ConsumerOffsets, initial_offset
 from escrowmq.errors import RequestRefused
 from escrowmq.message.record import LogOffset
@@ -37,7 +38,10 @@ class QueryProcessor:
         topics: TopicTable,
         groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
+        *,
+        memory: ClientMemory,
     ) -> None:
+        self._memory = memory
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -129,6 +133,7 @@ class QueryProcessor:
             count_max=count_max,
             begin_ms=fields.begin_timestamp,
             end_ms=fields.end_timestamp,
+            with_bodies=False,  # they are read at once when their number is known
         )
         if not records:
             channel.respond(
@@ -139,13 +144,15 @@ class QueryProcessor:
             )
             return
         sizes = itertools.accumulate(record.size for record in records)
-        fitting = sum(1 for size in sizes if size <= QUERY_RESULT_BYTES_MAX)
-        body = b"".join(self._store.record_bytes(record) for record in records[: max(1, fitting)])
+        fitting = max(1, sum(1 for size in sizes if size <= QUERY_RESULT_BYTES_MAX))
         header = QueryMessageResponse(
             index_last_update_timestamp=now_ms,
             index_last_update_phyoffset=self._store.last_record_offset,
         )
-        channel.respond(request, header, body=body)
+        with Reservation(self._memory, channel, MemoryUse.RESULTS) as result:
+            result.add(sum(record.size for record in records[:fitting]))
+            body = b"".join(self._store.record_bytes(record) for record in records[:fitting])
+            channel.respond(request, header, body=body)
 
     def view_by_id(self, channel: Channel, request: Request[ViewMessage], now_ms: int) -> None:
         record = self._store.record_at(LogOffset(request.head.fields.offset))

@@ -40,7 +40,7 @@ from escrowmq.message.broker_marks import (
     may_have_broker_properties,
     remove_broker_properties,
 )
-from escrowmq.message.keys import UniqueKeyGenerator, delay_level
+from escrowmq.message.keys import UniqueKeyGenerator, delay_level, tags_and_keys
 from escrowmq.message.names import RETRY_PREFIX, is_writable_topic
 from escrowmq.message.properties import find_property, parse_boolean
 from escrowmq.message.record import (
@@ -174,8 +174,11 @@ class SendProcessor:
         self, channel: Channel, request: Request[SendMessage], now_ms: int
     ) -> SlicedWork | None:
         """Handle every send that is not plain, or not valid."""
-        topic = request.head.fields.topic
+        fields = request.head.fields
+        topic = fields.topic
         if self._topics.find(topic) is None or topic.startswith(RETRY_PREFIX):
+            if fields.batch and "ESCROW_WRITER\x01" not in fields.properties:
+                return self._send_batch_to_new_topic(channel, request, now_ms)
             with self._creations():
                 work = self._send_special(channel, request, now_ms)
                 if work is not None:
@@ -188,9 +191,7 @@ class SendProcessor:
     ) -> SlicedWork | None:
         fields = request.head.fields
         queue_id = self._choose_queue(fields, now_ms)
-        waits_for_flush = "WAIT\x01false" not in fields.properties or not has_wait_false(
-            fields.properties
-        )
+        waits_for_flush = _waits_for_flush(fields)
         if fields.batch and "ESCROW_WRITER\x01" in fields.properties:
             return self._park_packed(channel, request, queue_id, now_ms, waits_for_flush)
         if fields.batch:
@@ -221,6 +222,19 @@ class SendProcessor:
         records = yield from self._make_batch_records(channel, request, queue_id, now_ms)
         self._turn.add_send_records(
             channel, request, records, queue_id, waits_for_flush=waits_for_flush
+        )
+
+    def _send_batch_to_new_topic(
+        self, channel: Channel, request: Request[SendMessage], now_ms: int
+    ) -> SlicedWork:
+        """Create the topic when all messages are valid, because a refused send creates none."""
+        fields = request.head.fields
+        queue_id = max(0, fields.queue_id)
+        records = yield from self._make_batch_records(channel, request, queue_id, now_ms)
+        with self._creations():
+            self._choose_queue(fields, now_ms)
+        self._turn.add_send_records(
+            channel, request, records, queue_id, waits_for_flush=_waits_for_flush(fields)
         )
 
     def make_record(
@@ -333,16 +347,19 @@ class SendProcessor:
             return [bulk.to_run(topic, queue_id, added, sys_flag, born_ms, born_host, times)]
         records = []
         for item in _decode_items(request.body):
+            properties = self._make_batch_properties(item.properties, now_ms)
             record = NewRecord(
                 topic,
                 queue_id,
                 item.body,  # type: ignore[arg-type]  # a view, as for a single message
-                self._make_batch_properties(item.properties, now_ms),
+                properties,
                 item.flag,
                 sys_flag,
                 born_ms,
                 born_host,
                 times,
+                # Parsed here, where it may be interrupted, and not by the append of the batch.
+                tags_and_keys=tags_and_keys(topic, properties),
             )
             records.append(record)
             yield
@@ -417,6 +434,10 @@ class SendProcessor:
                 f"message body is {body_bytes} bytes, "
                 f"the limit is {self._message_bytes_max} (maxMessageSize)",
             )
+
+
+def _waits_for_flush(fields: SendMessage) -> bool:
+    return "WAIT\x01false" not in fields.properties or not has_wait_false(fields.properties)
 
 
 def _decode_items(body: Body) -> list[BatchItem]:

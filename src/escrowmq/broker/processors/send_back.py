@@ -10,7 +10,8 @@
 
 A client that gets no response sends a message back again. While the first retry waits, and at least
 for two minutes, the repeated request gets the response of the first one and nothing is stored.
-Afterwards the same message may have failed again, so it is a request of its own.
+Afterwards the same message may have failed again, so it is a request of its own. The first retry is
+found by its key. Thousands of other keys may have the same hash, so it is searched in slices.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from escrowmq.broker.dispatch import (
     Handler,
     RequestChannel,
     RequestPermissions,
+    respond_failure,
 )
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
 from escrowmq.broker.processors.send import SEND_ERRORS, SendProcessor
@@ -66,6 +68,7 @@ from escrowmq.remoting.headers import (
     SendMessageResponse,
 )
 from escrowmq.remoting.requests import Request, request_for_response
+from escrowmq.sliced_work import SlicedResult, SlicedWork, SliceScheduler
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
@@ -82,6 +85,7 @@ class SendBackProcessor:
         locks: QueueLocks,
         redirect: Callable[[NewRecord, int], NewRecord],
         turn: Turn,
+        background_work: SliceScheduler,
         *,
         is_waiting: Callable[[StoredRecord], bool] = lambda record: False,
         seed: int = 0,
@@ -89,8 +93,10 @@ class SendBackProcessor:
         """`is_waiting`: returns whether a delayed message is not delivered yet."""
         self._store = store
         self._is_waiting = is_waiting
-        # Group and log offset of the messages that are sent back in this turn.
-        self._in_this_turn: set[tuple[str, int]] = set()
+        self._background_work = background_work
+        # Group and log offset of the messages that are being sent back: their retry is searched, or
+        # is not stored yet.
+        self._in_progress: set[tuple[str, int]] = set()
         self._topics = topics
         self._groups = groups
         self._locks = locks
@@ -110,19 +116,33 @@ class SendBackProcessor:
 
     def send_back(
         self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         check_group_is_open(fields.group)
-        with creations_of_request(self._topics, self._groups):
-            self._send_back(channel, request, now_ms)
+        failed_key = fields.group, fields.offset
+        if failed_key in self._in_progress:
+            self._retry_after_turn(channel, request, now_ms)
+            return
+        redelivery, key = self._plan(request)
+        self._in_progress.add(failed_key)
+        is_added = False
+        try:
+            is_repeated = yield from self._is_repeated(redelivery, key, fields.offset)
+            with creations_of_request(self._topics, self._groups):
+                is_added = self._add_retry(channel, request, redelivery, is_repeated, now_ms)
+        finally:
+            if not is_added:
+                self._in_progress.discard(failed_key)
 
-    def _send_back(
-        self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
-    ) -> None:
+    def _plan(self, request: Request[ConsumerSendMessageBack]) -> tuple[Redelivery | None, str]:
+        """Return what to do with a failed message, and its unique key.
+
+        Nothing is created for it yet. The message itself, which may be long, is not kept while its
+        retry is searched.
+        """
         fields = request.head.fields
         record = self._store.record_at(fields.offset)
         check_records_are_open(record.topic)
-        group = self._groups.require(fields.group, now_ms=now_ms)
         failed = FailedMessage(
             topic=record.topic,
             reconsume_times=record.reconsume_times,
@@ -131,42 +151,64 @@ class SendBackProcessor:
             ),
             offset_id=encode_offset_id(record.store_host, record.log_offset),
         )
+        group = self._groups.find(fields.group) or GroupConfig(group_name=fields.group)
         policy = _retry_policy(group, fields.max_reconsume_times, request.head.version)
+        key = find_property(record.properties, UNIQUE_KEY.encode()) or b""
         redelivery = send_back(failed, fields.group, policy, delay_level=fields.delay_level)
+        return redelivery, key.decode("utf-8", "replace")
+
+    def _add_retry(
+        self,
+        channel: Channel,
+        request: Request[ConsumerSendMessageBack],
+        redelivery: Redelivery | None,
+        is_repeated: bool,
+        now_ms: int,
+    ) -> bool:
+        """Add the retry to this turn, unless there is one. Return whether it was added."""
+        fields = request.head.fields
+        self._groups.require(fields.group, now_ms=now_ms)
         if redelivery is None:  # the group has no retry queues: the message is dropped
             channel.respond(request)
-            return
-        failed_key = fields.group, int(record.log_offset)
-        if failed_key in self._in_this_turn or self._is_repeated(redelivery, record):
-
-            def on_durable(code: int, _: Sequence[AppendResult]) -> None:
-                if code == ResponseCode.SUCCESS and not self._is_repeated(redelivery, record):
-                    code = ResponseCode.SYSTEM_ERROR  # the first request of this turn has failed
-                _respond_stored(channel, request, code)
-
-            self._turn.add_records([], on_durable)
-            return
-        redelivery.properties[RETRY_OF] = str(record.log_offset)
+            return False
+        if is_repeated:
+            # The retry may have been stored a moment ago and not be durable yet.
+            self._turn.add_records([], lambda code, _: _respond_stored(channel, request, code))
+            return False
+        redelivery.properties[RETRY_OF] = str(fields.offset)
+        record = self._store.record_at(fields.offset)
         copy = self._redirect(self._make_record(redelivery, record, now_ms), now_ms)
-        self._in_this_turn.add(failed_key)
 
         def on_done(code: int, _: Sequence[AppendResult]) -> None:
-            self._in_this_turn.discard(failed_key)
+            self._in_progress.discard((fields.group, fields.offset))
             _respond_stored(channel, request, code)
 
         self._turn.add_records([copy], on_done)
+        return True
 
-    def _is_repeated(self, redelivery: Redelivery, record: StoredRecord) -> bool:
+    def _retry_after_turn(
+        self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
+    ) -> None:
+        """Handle a request again, because the same message is being sent back already."""
+
+        def work() -> SlicedWork:
+            try:
+                yield from self.send_back(channel, request, now_ms)
+            except Exception as error:
+                respond_failure(channel, request, error)
+
+        self._turn.add_records([], lambda code, _: self._background_work.add(work()))
+
+    def _is_repeated(
+        self, redelivery: Redelivery | None, key: str, log_offset: int
+    ) -> SlicedResult[bool]:
         """Return whether the same message was sent back before, a moment ago or still waiting."""
-        key = (find_property(record.properties, UNIQUE_KEY.encode()) or b"").decode(
-            "utf-8", "replace"
-        )
-        failed_offset = b"%d" % record.log_offset
-        if not key:
+        if redelivery is None or not key:
             return False
+        failed_offset = b"%d" % log_offset
         topics = (redelivery.topic,) if redelivery.is_dead_letter else (SCHEDULE_TOPIC, TIMER_TOPIC)
         for topic in topics:
-            for stored in self._store.find_by_key(topic, key):
+            for stored in (yield from self._store.search_by_key(topic, key)):
                 if find_property(stored.properties, RETRY_OF.encode()) != failed_offset:
                     continue
                 target = find_property(stored.properties, REAL_TOPIC.encode())
@@ -308,6 +350,7 @@ class ReplyProcessor:
             header,
             request.body,
             reply.on_response,
+            requester=reply.channel,
             timeout_s=PUSH_TIMEOUT_S,
         ):
             raise RequestRefused(

@@ -170,7 +170,7 @@ class TransactionAdmin:
                 continue
             if matches(properties.topic, properties.group, record.stored_ms):
                 lookups += 1
-                checks = self._history_reader.count_checks(queue_offset)
+                checks = yield from self._history_reader.count_checks(queue_offset)
                 if checks >= (fields.checks_min or 0):
                     entry = self._history_reader.make_decided_entry(
                         record, properties, state, checks
@@ -195,9 +195,16 @@ class TransactionAdmin:
 
     def show_transaction(
         self, channel: Channel, request: Request[TransactionHeader], now_ms: int
-    ) -> None:
-        located = self._locate(request.head.fields)
-        body = encode_body(self._history_reader.read_history(located, now_ms))
+    ) -> SlicedWork:
+        reader = self._history_reader
+        located = yield from self._locate(request.head.fields)
+        history = yield from reader.read_history(located, now_ms)
+        # Another client may have decided it between two slices. It can be decided only once, and is
+        # moved rarely, so this ends.
+        while not reader.is_current(located):
+            located = yield from self._locate(request.head.fields)
+            history = yield from reader.read_history(located, now_ms)
+        body = encode_body(history)
 
         # An operator acts on a decision that is shown, so it has to be durable.
         def on_done(code: int, _: object) -> None:
@@ -232,7 +239,7 @@ class TransactionAdmin:
 
     def settle_transaction(
         self, channel: Channel, request: Request[SettleTransaction], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
         if verdict is None:
@@ -242,7 +249,7 @@ class TransactionAdmin:
             )
         operator = _operator_name(fields.operator, channel)
         reason = _validate_reason(fields.reason, is_required=True)
-        located = self._locate(fields)
+        located = yield from self._locate(fields)
         result = self._coordinator.decide(
             located.queue_offset,
             located.log_offset,
@@ -282,18 +289,19 @@ class TransactionAdmin:
 
     def resume_transaction(
         self, channel: Channel, request: Request[ResumeTransaction], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         fields = request.head.fields
         operator = _operator_name(fields.operator, channel)
         reason = _validate_reason(fields.reason, is_required=False)
-        located = self._locate(fields)
+        located = yield from self._locate(fields)
         self._resume(channel, request, located, operator, reason, now_ms)
 
     def resume_check_half(
         self, channel: Channel, request: Request[ResumeCheckHalfMessage], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         """Handle RocketMQ's own request: it names the stranded message by its offset id."""
-        located = self._locate(TransactionHeader(transaction_id=request.head.fields.msg_id))
+        fields = TransactionHeader(transaction_id=request.head.fields.msg_id)
+        located = yield from self._locate(fields)
         self._resume(channel, request, located, _operator_name("", channel), "", now_ms)
 
     def _resume(
@@ -338,9 +346,10 @@ class TransactionAdmin:
 
         self._transactions.move_half(half, now_ms, on_done)
 
-    def _locate(self, fields: TransactionHeader) -> LocatedTransaction:
+    def _locate(self, fields: TransactionHeader) -> SlicedResult[LocatedTransaction]:
         name = fields.transaction_id
-        located = self._history_reader.find(name, fields.producer_group, fields.half_offset)
+        reader = self._history_reader
+        located = yield from reader.find(name, fields.producer_group, fields.half_offset)
         if located is None:
             raise RequestRefused(
                 ResponseCode.QUERY_NOT_FOUND,

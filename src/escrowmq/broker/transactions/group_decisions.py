@@ -92,6 +92,7 @@ class GroupDecisions:
                 self.end_transactions,
                 RequestPermissions.end_many,
                 END_ERRORS,
+                has_many_permissions=True,
                 body_bytes_max=FRAME_BODY_BYTES_MAX,
             ),
             Handler(code.REGISTER_WRITER, self.register_writer, writer, END_ERRORS),

@@ -7,6 +7,10 @@
 
 Nothing of this is held in memory. The history of a decided transaction can be read for as long as
 the log has its records.
+
+Everything here is found by keys, and clients choose keys: thousands of them may have the hash of
+the one that is searched. So all of it is done in slices. Other requests are handled in between, so
+a transaction is located from memory only when everything that takes long is done.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from escrowmq.remoting.bodies import (
     TransactionHistory,
     TransactionStep,
 )
+from escrowmq.sliced_work import SlicedResult
 from escrowmq.store.key_index import RESULTS_MAX
 from escrowmq.store.store import MessageStore
 
@@ -76,36 +81,37 @@ class HistoryReader:
 
     def find(
         self, name: str, group: str | None = None, half_offset: int | None = None
-    ) -> LocatedTransaction | None:
+    ) -> SlicedResult[LocatedTransaction | None]:
         """Find a transaction by its id, or by the offset id of its half or stranded message.
 
         Clients choose ids, so several transactions may have the same. `group` and `half_offset`,
         the offset in the half queue, tell them apart. Raises AmbiguousTransaction.
         """
-        found = self._find_by_id(name, group)
+        found = yield from self._find_by_id(name, group)
         if half_offset is not None:
             found = [located for located in found if self._was_at(located, half_offset)]
         if len(found) > 1:
             raise AmbiguousTransaction(_ambiguity_text(name, found))
         if found:
             return found[0]
-        located = self._find_by_offset_id(name)
+        located = yield from self._find_by_offset_id(name)
         if located is None or group not in (None, located.group):
             return None
         return located if half_offset is None or self._was_at(located, half_offset) else None
 
-    def _find_by_id(self, name: str, group: str | None) -> list[LocatedTransaction]:
+    def _find_by_id(self, name: str, group: str | None) -> SlicedResult[list[LocatedTransaction]]:
         """Return every transaction with this id; of one that was moved, the newest copy."""
-        found: dict[int, LocatedTransaction] = {}
-        halves = self._coordinator.halves
-        key = name.encode("utf-8", "replace")
-        records = self._find_halves(name)
+        records = yield from self._find_halves(name)
+        open_offsets: list[int] = []
         if len(records) >= RESULTS_MAX:
             # There may be more of them than the index returns. Strangers may have sent them to
             # hide one, so look at all that are open; only an operator's request gets here.
-            for half in halves:
-                if half.key == key:
-                    found[half.queue_offset] = _located_half(half)
+            open_offsets = yield from self._open_offsets(name.encode("utf-8", "replace"))
+        found: dict[int, LocatedTransaction] = {}
+        for queue_offset in open_offsets:
+            half = self._find_half(queue_offset)
+            if half is not None:  # not decided meanwhile
+                found[half.queue_offset] = _located_half(half)
         decided: dict[tuple[str, str], LocatedTransaction] = {}
         for record in records:
             located = self._locate(record)
@@ -122,13 +128,32 @@ class HistoryReader:
         ]
         return [located for located in candidates if group in (None, located.group)]
 
+    def _open_offsets(self, key: bytes) -> SlicedResult[list[int]]:
+        """Return the queue offsets of all undecided halves with a key."""
+        states, halves = self._coordinator.states, self._coordinator.halves
+        offsets: list[int] = []
+        queue_offset = states.first_undecided(states.base_offset)
+        # Not in the order of the table, which may change between two slices.
+        while queue_offset < states.next_offset:
+            half = halves.find(queue_offset)
+            if half is not None and half.key == key:
+                offsets.append(queue_offset)
+            yield
+            queue_offset = states.first_undecided(queue_offset + 1)
+        return offsets
+
+    def _find_half(self, queue_offset: int) -> Half | None:
+        """Return the undecided half that has or had this offset of the half queue."""
+        coordinator = self._coordinator
+        return coordinator.halves.find(coordinator.aliases.get(queue_offset, queue_offset))
+
     def _was_at(self, located: LocatedTransaction, half_offset: int) -> bool:
         """Return whether a transaction is or was at this offset of the half queue."""
         half = located.half
         previous_offsets = () if half is None else half.previous_offsets
         return half_offset == located.queue_offset or half_offset in previous_offsets
 
-    def _find_by_offset_id(self, offset_id: str) -> LocatedTransaction | None:
+    def _find_by_offset_id(self, offset_id: str) -> SlicedResult[LocatedTransaction | None]:
         try:
             host, log_offset = decode_offset_id(offset_id)
             record = self._store.record_at(log_offset)
@@ -141,18 +166,14 @@ class HistoryReader:
         properties = parse_half(record) if record.topic == names.STRANDED_TOPIC else None
         if properties is None or not properties.key:
             return None
-        found = [
-            located
-            for located in self._find_by_id(_decode_key(properties.key), properties.group)
-            if located.topic == properties.topic
-        ]
+        same_id = yield from self._find_by_id(_decode_key(properties.key), properties.group)
+        found = [located for located in same_id if located.topic == properties.topic]
         if len(found) > 1:
             raise AmbiguousTransaction(_ambiguity_text(_decode_key(properties.key), found))
         return found[0] if found else None
 
     def _locate(self, record: StoredRecord) -> LocatedTransaction | None:
-        queue_offset = self._coordinator.aliases.get(record.queue_offset, record.queue_offset)
-        half = self._coordinator.halves.find(queue_offset)
+        half = self._find_half(record.queue_offset)
         if half is not None:
             return _located_half(half)
         if self._coordinator.states.get(record.queue_offset) is None:
@@ -161,12 +182,14 @@ class HistoryReader:
         group, topic = ("", "") if properties is None else (properties.group, properties.topic)
         return LocatedTransaction(record.queue_offset, record.log_offset, None, group, topic)
 
-    def _find_halves(self, key: str) -> list[StoredRecord]:
+    def _find_halves(self, key: str) -> SlicedResult[list[StoredRecord]]:
         """Return all copies of a half, the newest first."""
         return self._find_by_key(names.HALF_TOPIC, key)
 
-    def _find_by_key(self, topic: str, key: str) -> list[StoredRecord]:
-        return self._store.find_by_key(topic, key, count_max=RESULTS_MAX) if key else []
+    def _find_by_key(self, topic: str, key: str) -> SlicedResult[list[StoredRecord]]:
+        if not key:
+            return []
+        return (yield from self._store.search_by_key(topic, key, count_max=RESULTS_MAX))
 
     # --- entries of a list -----------------------------------------------------------------------
 
@@ -203,9 +226,11 @@ class HistoryReader:
             size=record.size,
         )
 
-    def count_checks(self, queue_offset: int) -> int:
+    def count_checks(self, queue_offset: int) -> SlicedResult[int]:
         """Return the number of checks of a decided half, which the table does not have any more."""
-        records = self._store.find_by_key(names.JOURNAL_TOPIC, str(queue_offset), count_max=1)
+        records = yield from self._store.search_by_key(
+            names.JOURNAL_TOPIC, str(queue_offset), count_max=1
+        )
         try:
             return decode_journal_entry(records[0]).check_number if records else 0
         except CorruptRecord:
@@ -217,17 +242,28 @@ class HistoryReader:
 
     # --- the history of one -----------------------------------------------------------------------
 
-    def read_history(self, located: LocatedTransaction, now_ms: int) -> TransactionHistory:
-        """Read all steps. Raises RecordNotFound or CorruptRecord if the half cannot be read."""
+    def is_current(self, located: LocatedTransaction) -> bool:
+        """Return whether a transaction has been neither decided nor moved since it was located."""
+        half = self._find_half(located.queue_offset)
+        return half is located.half and (half is None or half.queue_offset == located.queue_offset)
+
+    def read_history(
+        self, located: LocatedTransaction, now_ms: int
+    ) -> SlicedResult[TransactionHistory]:
+        """Read all steps. Raises RecordNotFound or CorruptRecord if the half cannot be read.
+
+        If the transaction is not current afterwards, the result may have only a part of what
+        happened meanwhile.
+        """
         half = located.half
         record = self._store.record_at(located.log_offset)
         properties = parse_half(record)
         if properties is None:
             raise CorruptRecord(record.log_offset, "the half message names no topic and queue")
         state = self._coordinator.states.get(located.queue_offset) or TransactionState.OPEN
-        steps = self._read_steps(record, properties, state)
+        steps = yield from self._read_steps(record, properties, state)
         if half is None:
-            checks = self.count_checks(record.queue_offset)
+            checks = yield from self.count_checks(record.queue_offset)
             entry = self.make_decided_entry(record, properties, state, checks)
             reason = "" if state.is_decided else "it was unreadable when the broker started"
             return TransactionHistory(transaction=entry, steps=steps, pending_because=reason)
@@ -239,15 +275,18 @@ class HistoryReader:
 
     def _read_steps(
         self, record: StoredRecord, properties: HalfProperties, state: TransactionState
-    ) -> list[TransactionStep]:
-        copies = self._copies(record, properties)
-        stored = [*copies, *self._find_by_key(names.STRANDED_TOPIC, _decode_key(properties.key))]
+    ) -> SlicedResult[list[TransactionStep]]:
+        copies = yield from self._copies(record, properties)
+        stored = [
+            *copies,
+            *(yield from self._find_by_key(names.STRANDED_TOPIC, _decode_key(properties.key))),
+        ]
         steps: list[_PositionedStep] = [(copies[0].log_offset, _parked_step(copies[0], properties))]
         for copy in copies:
-            steps += self._journal_steps(copy.queue_offset)
-            steps += self._op_steps(copy.queue_offset, stored)
+            steps += yield from self._journal_steps(copy.queue_offset)
+            steps += yield from self._op_steps(copy.queue_offset, stored)
         if state is TransactionState.COMMITTED:
-            steps.append(self._commit_step(copies, properties))
+            steps.append((yield from self._commit_step(copies, properties)))
         elif state is TransactionState.ROLLED_BACK and all(
             step.what != state.text for _, step in steps
         ):
@@ -256,10 +295,12 @@ class HistoryReader:
         steps.sort(key=lambda positioned: positioned[0])
         return [step for _, step in steps]
 
-    def _copies(self, record: StoredRecord, properties: HalfProperties) -> list[StoredRecord]:
+    def _copies(
+        self, record: StoredRecord, properties: HalfProperties
+    ) -> SlicedResult[list[StoredRecord]]:
         """Return the records of a transaction at all positions it had, the oldest first."""
         copies = {record.log_offset: record}
-        for candidate in self._find_halves(_decode_key(properties.key)):
+        for candidate in (yield from self._find_halves(_decode_key(properties.key))):
             candidate_properties = parse_half(candidate)
             if candidate_properties is not None and (
                 (candidate_properties.group, candidate_properties.topic)
@@ -268,8 +309,10 @@ class HistoryReader:
                 copies[candidate.log_offset] = candidate
         return [copies[log_offset] for log_offset in sorted(copies)]
 
-    def _journal_steps(self, queue_offset: int) -> Iterator[_PositionedStep]:
-        for record in self._find_all_by_key(names.JOURNAL_TOPIC, str(queue_offset)):
+    def _journal_steps(self, queue_offset: int) -> SlicedResult[list[_PositionedStep]]:
+        steps: list[_PositionedStep] = []
+        records = yield from self._find_all_by_key(names.JOURNAL_TOPIC, str(queue_offset))
+        for record in records:
             try:
                 entry = decode_journal_entry(record)
             except CorruptRecord:
@@ -282,47 +325,51 @@ class HistoryReader:
                 reason=entry.reason,
                 detail=f"check {entry.check_number}" if is_check else "",
             )
-            yield record.log_offset, step
+            steps.append((record.log_offset, step))
+        return steps
 
-    def _find_all_by_key(self, topic: str, key: str) -> Iterator[StoredRecord]:
-        """Yield the newest records first. One look-up returns no more than RESULTS_MAX."""
-        seen: set[int] = set()
+    def _find_all_by_key(self, topic: str, key: str) -> SlicedResult[list[StoredRecord]]:
+        """Return the newest records first. One look-up returns no more than RESULTS_MAX."""
+        found: dict[int, StoredRecord] = {}  # by log offset
         end_ms = 1 << 62
-        while len(seen) < JOURNAL_ENTRIES_MAX:
-            records = self._store.find_by_key(topic, key, count_max=RESULTS_MAX, end_ms=end_ms)
-            new = [record for record in records if record.log_offset not in seen]
-            yield from new
-            seen.update(record.log_offset for record in new)
+        while len(found) < JOURNAL_ENTRIES_MAX:
+            records = yield from self._store.search_by_key(
+                topic, key, count_max=RESULTS_MAX, end_ms=end_ms
+            )
+            new = [record for record in records if record.log_offset not in found]
+            found.update((record.log_offset, record) for record in new)
             if not new or len(records) < RESULTS_MAX:
-                return
+                break
             end_ms = min(record.stored_ms for record in new)
+        return list(found.values())
 
-    def _op_steps(self, queue_offset: int, stored: list[StoredRecord]) -> Iterator[_PositionedStep]:
-        """Yield the ops of a half, except that of a commit, which has no key.
+    def _op_steps(
+        self, queue_offset: int, stored: list[StoredRecord]
+    ) -> SlicedResult[list[_PositionedStep]]:
+        """Return the ops of a half, except that of a commit, which has no key.
 
         `stored` are the copies of the half and its stranded messages. An op that refers to one of
         them is right behind it in the log.
         """
-        for record in self._find_by_key(names.OP_TOPIC, str(queue_offset)):
+        steps: list[_PositionedStep] = []
+        for record in (yield from self._find_by_key(names.OP_TOPIC, str(queue_offset))):
             op = decode_op(record)
             if op is not None and op.state is not None:
                 is_move = op.state is TransactionState.OPEN
                 event = "appended_again" if is_move else op.state.text
                 before = [r for r in stored if r.log_offset + r.size == record.log_offset]
-                yield record.log_offset, _decided_step(record, op, event, records=before)
+                step = _decided_step(record, op, event, records=before)
+                steps.append((record.log_offset, step))
+        return steps
 
     def _commit_step(
         self, copies: list[StoredRecord], properties: HalfProperties
-    ) -> _PositionedStep:
+    ) -> SlicedResult[_PositionedStep]:
         queue_offsets: dict[int, int] = {copy.log_offset: copy.queue_offset for copy in copies}
-        finals = [
-            record
-            for topic in (properties.topic, names.SCHEDULE_TOPIC, TIMER_TOPIC)
-            for record in self._store.find_by_key(
-                topic, _decode_key(properties.key), count_max=RESULTS_MAX
-            )
-            if record.prepared_offset in queue_offsets
-        ]
+        finals: list[StoredRecord] = []
+        for topic in (properties.topic, names.SCHEDULE_TOPIC, TIMER_TOPIC):
+            records = yield from self._find_by_key(topic, _decode_key(properties.key))
+            finals += [record for record in records if record.prepared_offset in queue_offsets]
         event = TransactionState.COMMITTED.text
         if not finals:
             return self._store.end, TransactionStep(at=0, what=event)

@@ -11,12 +11,10 @@ from typing import Final
 
 from escrowmq.config import TransactionConfig
 from escrowmq.consume.offsets import ConsumerOffsets
-from escrowmq.errors import StoreError
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.half_table import HalfTable
 from escrowmq.escrow.records import Redirect
 from escrowmq.escrow.recovery import (
-    SNAPSHOT_PATH,
     CheckHistory,
     CoordinatorSnapshot,
     RecoveryResult,
@@ -24,15 +22,14 @@ from escrowmq.escrow.recovery import (
     UnchangedTimes,
     decode_snapshot,
     encode_snapshot,
-    is_snapshot,
     recover,
 )
 from escrowmq.escrow.writers import DecisionRecord
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
 from escrowmq.message.names import CURSOR_GROUP
-from escrowmq.store.damage import DamageKind
-from escrowmq.store.disk import Disk, read_file, replace_file
+from escrowmq.store.disk import Disk
+from escrowmq.store.snapshot_files import TRANSACTIONS_PATH, load_snapshot, save_snapshot
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -98,15 +95,9 @@ class CoordinatorStorage:
     def _load_snapshot(self) -> CoordinatorSnapshot | None:
         """Return the snapshot, or None if everything has to be read from the log."""
         store = self._store
-        try:
-            content = read_file(self._disk, SNAPSHOT_PATH) or b""
-            problem = "has a wrong checksum" if content and not is_snapshot(content) else None
-        except StoreError as error:
-            content, problem = b"", str(error)
-        if problem is not None:
-            description = f"{problem}; the open transactions are read from the whole log"
-            store.damage.add(DamageKind.SNAPSHOT, SNAPSHOT_PATH, description, is_repaired=True)
-        return decode_snapshot(content, store.begin, store.end)
+        consequence = "the open transactions are read from the whole log"
+        data = load_snapshot(self._disk, TRANSACTIONS_PATH, store.damage, consequence)
+        return None if data is None else decode_snapshot(data, store.begin, store.end)
 
     def _append_missing(self, result: RecoveryResult, now_ms: int) -> None:
         records: list[Appendable] = []
@@ -147,8 +138,8 @@ class CoordinatorStorage:
         ):
             half_offset, op_offset, _ = self._pending_cursors
             self._pending_cursors = None
-            self._offsets.commit(names.HALF_TOPIC, CURSOR_GROUP, 0, half_offset)
-            self._offsets.commit(names.OP_TOPIC, CURSOR_GROUP, 0, op_offset)
+            self._offsets.set_offsets(names.HALF_TOPIC, CURSOR_GROUP, {0: half_offset})
+            self._offsets.set_offsets(names.OP_TOPIC, CURSOR_GROUP, {0: op_offset})
         if self._pending_cursors is None:
             self.coordinator.advance_cursors()
             cursors = self.coordinator.cursors
@@ -165,7 +156,8 @@ class CoordinatorStorage:
             self._pending_snapshot is not None
             and self._store.flushed_offset >= self._pending_snapshot.log_offset
         ):
-            replace_file(self._disk, SNAPSHOT_PATH, encode_snapshot(self._pending_snapshot))
+            data = encode_snapshot(self._pending_snapshot)
+            save_snapshot(self._disk, TRANSACTIONS_PATH, data)
             self._saved_log_end = self._pending_snapshot.log_offset
             self._pending_snapshot = None
         growth = self._store.end - max(self._saved_log_end, 0)

@@ -50,6 +50,7 @@ from escrowmq.parsing import format_rough_duration
 from escrowmq.remoting.bodies import TransactionEntry, TransactionList, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ListTransactions
+from escrowmq.store import log_ages
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.store import ABORT_PATH, LOCK_PATH
 
@@ -280,6 +281,16 @@ def _check_data_directory(directory: Path) -> tuple[CheckResult, bool]:
             ),
             False,
         )
+    if damage := log_ages.find_damage(disk):
+        return (
+            warning(
+                subject,
+                f"{directory}: {log_ages.AGES_PATH} {damage}: {log_ages.WITHOUT_AGES}",
+                "check the disk; `escrowmq store check` looks at everything else, and the next "
+                "start writes the file anew",
+            ),
+            False,
+        )
     return ok(subject, f"{directory}: no broker is running on it"), False
 
 
@@ -451,7 +462,7 @@ def _check_runtime(connection: SyncConnection, subject: str, clock: Clock) -> It
             "check the disk, see docs/operating.md",
         )
     yield from _check_delayed_messages(runtime, subject)
-    yield _check_clock(runtime, seconds, now_ms, subject)
+    yield from _check_clock(runtime, seconds, now_ms, subject)
 
 
 def _check_delayed_messages(runtime: dict[str, str], subject: str) -> Iterator[CheckResult]:
@@ -473,22 +484,57 @@ def _check_delayed_messages(runtime: dict[str, str], subject: str) -> Iterator[C
         )
 
 
+_CLOCK_REMEDY: Final = (
+    "run NTP (chrony, systemd-timesyncd) on both: delays, timers and --to TIME depend on it"
+)
+
+
 def _check_clock(
     runtime: dict[str, str], uptime_seconds: int, now_ms: int, subject: str
-) -> CheckResult:
-    """Compare clocks. A broker reports its start time, and its uptime in whole seconds."""
+) -> Iterator[CheckResult]:
+    """Compare clocks, and report what the broker has noticed about its own."""
+    # Apache RocketMQ reports its start time, and its uptime in whole seconds.
     booted_ms = int(runtime.get("bootTimestamp") or 0)
-    if not booted_ms:
-        return ok(subject, "does not report its time")
-    skew_ms = now_ms - (booted_ms + uptime_seconds * 1000)
-    if abs(skew_ms) <= MAX_CLOCK_SKEW_MS:
-        return ok(subject, "its clock agrees with this machine's clock")
-    direction = "behind" if skew_ms > 0 else "ahead of"
-    return problem(
-        subject,
-        f"its clock is {format_rough_duration(abs(skew_ms))} {direction} this machine's clock",
-        "run NTP (chrony, systemd-timesyncd) on both: delays, expiry and --to TIME depend on it",
+    broker_ms = int(runtime.get("escrowWallTimestamp") or 0)
+    if not broker_ms and booted_ms:
+        broker_ms = booted_ms + uptime_seconds * 1000
+    skew_ms = now_ms - broker_ms
+    if not broker_ms:
+        yield ok(subject, "does not report its time")
+    elif abs(skew_ms) <= MAX_CLOCK_SKEW_MS:
+        yield ok(subject, "its clock agrees with this machine's clock")
+    else:
+        direction = "behind" if skew_ms > 0 else "ahead of"
+        yield problem(
+            subject,
+            f"its clock is {format_rough_duration(abs(skew_ms))} {direction} this machine's clock",
+            _CLOCK_REMEDY,
+        )
+    jumps, change_ms, ahead_ms = (
+        int(runtime.get(name) or 0)
+        for name in ("escrowClockJumps", "escrowClockChangeAtStart", "escrowStoredAhead")
     )
+    if change_ms:
+        direction = "forwards" if change_ms > 0 else "back"
+        yield warning(
+            subject,
+            f"when it started, its clock had been set {direction} by "
+            f"{format_rough_duration(abs(change_ms))} since it ran last",
+            "nothing is deleted or stranded because of it; check which of the two times was right",
+        )
+        jumps -= 1
+    if jumps > 0:
+        yield warning(
+            subject,
+            f"its clock was set {_count_text(jumps, 'time')} since it started",
+            _CLOCK_REMEDY,
+        )
+    if ahead_ms > MAX_CLOCK_SKEW_MS:
+        yield warning(
+            subject,
+            f"its newest message was stored {format_rough_duration(ahead_ms)} in the future",
+            "the clock was wrong then, or is wrong now; see docs/operating.md, A clock that jumps",
+        )
 
 
 def _check_access(connection: SyncConnection, subject: str, clock: Clock) -> Iterator[CheckResult]:

@@ -150,11 +150,11 @@ async def _running_info(rebalancer: Rebalancer, fields: Any, body: bytes) -> byt
     consumer = rebalancer.consumer_entry()
     rows = []
     for queue, fetcher in rebalancer.fetchers.items():
-        message_count, body_bytes = fetcher.in_flight_totals
+        message_count, message_bytes = fetcher.in_flight_totals
         state = {
             "commitOffset": fetcher.commit_offset or 0,
             "cachedMsgCount": message_count,
-            "cachedMsgSizeInMiB": body_bytes >> 20,
+            "cachedMsgSizeInMiB": message_bytes >> 20,
             "locked": rebalancer.settings.orderly,
             "droped": False,  # RocketMQ's spelling
         }

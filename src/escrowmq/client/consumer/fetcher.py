@@ -20,7 +20,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from escrowmq.client.consumer.offset_store import ConsumeFrom, OffsetStore
 from escrowmq.client.consumer.queue_client import QueueClient
-from escrowmq.client.messages import MessageQueue, ReceivedMessage
+from escrowmq.client.messages import MessageQueue, ReceivedMessage, retained_bytes
 from escrowmq.errors import EscrowError
 from escrowmq.message.filter import FilterExpression
 from escrowmq.message.names import RETRY_PREFIX
@@ -37,13 +37,13 @@ class ConsumerLimits:
     """Limits of the messages that a consumer has in flight: pulled and not done.
 
     At a limit the consumer pulls no more until messages are done. Bytes are counted as the
-    application gets them, decompressed; the last message may exceed a limit. Of messages, pulls
-    that are on their way come on top: at most one response of a broker for each queue. Raises
-    ValueError for a limit below 1.
+    application gets them, decompressed and with properties; the last message may exceed a limit.
+    Of messages, pulls that are on their way come on top: at most one response of a broker for each
+    queue. Raises ValueError for a limit below 1.
     """
 
     per_queue: int = 1_000  # messages of one queue
-    per_queue_bytes: int = 100 << 20  # and the bytes of their bodies
+    per_queue_bytes: int = 100 << 20  # and their bytes
     total: int = 20_000  # messages of all queues of the consumer
     total_bytes: int = 512 << 20
     span: int = 2_000  # offsets of one queue from the first message not done to the last pulled
@@ -171,10 +171,10 @@ class QueueFetcher:
 
     @property
     def in_flight_totals(self) -> tuple[int, int]:
-        """The number of messages in flight, and the bytes of their bodies."""
+        """The number of messages in flight, and their bytes."""
         if self._in_flight is None:
             return 0, 0
-        return len(self._in_flight), self._in_flight.body_bytes
+        return len(self._in_flight), self._in_flight.message_bytes
 
     async def commit(self) -> None:
         """Store the commit offset if it changed. Raises TransportError or RequestRefused."""
@@ -236,7 +236,7 @@ class QueueFetcher:
         )
         messages = result.messages
         for message in messages:
-            self._limiter.add(in_flight, message.queue_offset, len(message.body))
+            self._limiter.add(in_flight, message.queue_offset, retained_bytes(message))
         if result.next_offset < offset:
             # The queue is shorter than before: its broker lost the end of its log. Messages at
             # these offsets will be new ones, so the ones in flight no longer count.
@@ -264,12 +264,12 @@ class InFlight:
     def __init__(self, next_offset: int) -> None:
         self._next_offset = next_offset
         self._sizes: dict[int, int] = {}  # queue offset -> bytes, in ascending order of offsets
-        self.body_bytes = 0
+        self.message_bytes = 0
 
     def add(self, queue_offset: int, size: int = 0) -> None:
         """Add a message. Offsets must be added in ascending order."""
         self._sizes[queue_offset] = size
-        self.body_bytes += size
+        self.message_bytes += size
         self._next_offset = max(self._next_offset, queue_offset + 1)
 
     def skip_to(self, next_offset: int) -> None:
@@ -280,7 +280,7 @@ class InFlight:
         """Remove a message and return its size; None if it is not in flight."""
         size = self._sizes.pop(queue_offset, None)
         if size is not None:
-            self.body_bytes -= size
+            self.message_bytes -= size
         return size
 
     def __len__(self) -> int:
@@ -303,7 +303,7 @@ class InFlightLimiter:
     def __init__(self, limits: ConsumerLimits) -> None:
         self._limits = limits
         self.message_count = 0
-        self.body_bytes = 0
+        self.message_bytes = 0
         self._capacity_freed = asyncio.Event()
 
     async def wait_for_capacity(self, in_flight: InFlight) -> None:
@@ -317,14 +317,14 @@ class InFlightLimiter:
         if not self._has_capacity(in_flight):
             return 0
         return min(
-            self._limits.per_queue_bytes - in_flight.body_bytes,
-            self._limits.total_bytes - self.body_bytes,
+            self._limits.per_queue_bytes - in_flight.message_bytes,
+            self._limits.total_bytes - self.message_bytes,
         )
 
     def add(self, in_flight: InFlight, queue_offset: int, size: int) -> None:
         in_flight.add(queue_offset, size)
         self.message_count += 1
-        self.body_bytes += size
+        self.message_bytes += size
 
     def remove(self, in_flight: InFlight, queue_offset: int) -> bool:
         """Remove a message. Return whether it was in flight."""
@@ -332,24 +332,24 @@ class InFlightLimiter:
         if size is None:
             return False
         self.message_count -= 1
-        self.body_bytes -= size
+        self.message_bytes -= size
         self._capacity_freed.set()
         return True
 
     def remove_all(self, in_flight: InFlight) -> None:
         """Take all messages of a queue out of the totals."""
         self.message_count -= len(in_flight)
-        self.body_bytes -= in_flight.body_bytes
+        self.message_bytes -= in_flight.message_bytes
         self._capacity_freed.set()
 
     def _has_capacity(self, in_flight: InFlight) -> bool:
         limits = self._limits
         return (
             len(in_flight) < limits.per_queue
-            and in_flight.body_bytes < limits.per_queue_bytes
+            and in_flight.message_bytes < limits.per_queue_bytes
             and in_flight.span < limits.span
             and self.message_count < limits.total
-            and self.body_bytes < limits.total_bytes
+            and self.message_bytes < limits.total_bytes
         )
 
 

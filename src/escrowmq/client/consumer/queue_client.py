@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ClientConnection
-from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage, to_received_message
+from escrowmq.client.messages import (
+    MessageQueue,
+    Namespace,
+    ReceivedMessage,
+    retained_bytes,
+    to_received_message,
+)
 from escrowmq.errors import BrokenBody, BrokenResponse, CorruptRecord, RequestRefused
 from escrowmq.message import names
 from escrowmq.message.filter import FilterExpression
@@ -42,7 +48,7 @@ DEFAULT_MAX_RECONSUME_TIMES: Final = 16
 FIRST_RETRY_DELAY_LEVEL: Final = 3
 DEAD_LETTER_DELAY_LEVEL: Final = -1  # sends a message to the dead letters at once
 _LOG_OFFSET_INDEX: Final = 28  # of the log offset in a stored record
-PULL_BYTES_MAX: Final = 64 << 20  # of the decompressed bodies of one pull, apart from the last
+PULL_BYTES_MAX: Final = 64 << 20  # of the decompressed messages of one pull, but for the last
 # Messages may be stored while a broker reads, so a pull may continue behind the end it reports.
 _OFFSET_MARGIN: Final = 1 << 20
 _EMPTY_PULL_CODES: Final = frozenset(
@@ -95,9 +101,9 @@ class QueueClient:
         If there are none, the broker holds the request for up to `hold_s` seconds. `version` is
         that of the subscription in the consumer's heartbeat.
 
-        `free_bytes` is called when the response has arrived. When the bodies of the messages,
-        decompressed, have as many bytes, the others are left out, and `next_offset` is that of the
-        first of them. There may be no message at all.
+        `free_bytes` is called when the response has arrived. When the messages, decompressed, take
+        as many bytes, the others are left out, and `next_offset` is that of the first of them.
+        There may be no message at all.
 
         Raises BrokenResponse if the response cannot be true.
         """
@@ -324,13 +330,13 @@ def decode_messages(
     A record that cannot be read is logged and skipped, so that it does not block its queue; so is
     one whose queue offset is not among `offsets` or not behind the one before it. If its size is
     impossible too, the records behind it cannot be found, and decoding stops. It also stops when
-    the bodies have `bytes_max` bytes, so that a few compressed ones cannot fill the memory.
+    the messages take `bytes_max` bytes, so that a few compressed ones cannot fill the memory.
     """
     messages: list[ReceivedMessage] = []
-    view, position, body_bytes = memoryview(body), 0, 0
+    view, position, message_bytes = memoryview(body), 0, 0
     next_offset = offsets.start
     while position < len(view):
-        if body_bytes >= bytes_max:
+        if message_bytes >= bytes_max:
             return DecodedMessages(messages, next_offset, is_full=True)
         size = int.from_bytes(view[position : position + 4], "big")
         if not RECORD_BYTES_MIN <= size <= len(view) - position:
@@ -349,7 +355,7 @@ def decode_messages(
         except (CorruptRecord, BrokenBody) as error:
             log.error("skipped unreadable message broker=%s: %s", broker, error)
         else:
-            body_bytes += len(message.body)
+            message_bytes += retained_bytes(message)
             messages.append(message)
         position += size
     return DecodedMessages(messages)

@@ -12,6 +12,7 @@ from escrowmq.broker.statistics import BrokerCounters, Statistics
 from escrowmq.errors import ConfigError
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
+from escrowmq.remoting.frame import FRAME_LENGTH_MAX
 from escrowmq.remoting.headers import (
     ConsumeMessageDirectly,
     GetConsumerRunningInfo,
@@ -161,7 +162,17 @@ def test_attributes_are_set_and_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"attributes": "a=b"}, {"attributes": "+=b"}, {"perm": 8}, {"perm": -1}]
+    "changes",
+    [
+        {"attributes": "a=b"},
+        {"attributes": "+=b"},
+        {"perm": 8},
+        {"perm": -1},
+        # Every registration has the filter type of every topic, and must fit into a frame.
+        {"topic_filter_type": "x" * 500_000},
+        {"attributes": "+a=" + "x" * 256},
+        {"attributes": "+" + "x" * 256 + "=b"},
+    ],
 )
 def test_an_invalid_topic_is_refused(changes: dict[str, Any]) -> None:
     assert create(filled(), **changes).code == ResponseCode.INVALID_PARAMETER
@@ -378,6 +389,41 @@ def test_a_relayed_request_without_response_times_out() -> None:
         request(bench, RequestCode.GET_CONSUMER_RUNNING_INFO, fields).code
         == ResponseCode.SYSTEM_ERROR
     )
+
+
+def test_requests_that_wait_for_a_consumer_are_limited() -> None:
+    bench, consumer = filled(), CallableChannel("127.0.0.1:40001")
+    connect(bench, consumer)
+    fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
+    for _ in range(100):
+        assert bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields)) == []
+    response = request(bench, RequestCode.GET_CONSUMER_RUNNING_INFO, fields)
+    assert response.code == ResponseCode.SYSTEM_BUSY
+    other = FakeChannel("127.0.0.1:40002")
+    running_info = new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields)
+    assert bench.turn(running_info, channel=other) == []  # it waits
+    consumer.calls[0][3](None, b"")
+    assert bench.channel.response().code == ResponseCode.CONSUME_MSG_TIMEOUT
+    assert bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields)) == []
+
+
+def test_a_response_that_is_too_long_to_be_relayed_is_reported() -> None:
+    bench, consumer = filled(), CallableChannel("127.0.0.1:40001")
+    connect(bench, consumer)
+    fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
+    bench.turn(new_request(RequestCode.GET_CONSUMER_RUNNING_INFO, fields))
+    consumer.calls[0][3](Command(code=0, opaque=1), bytes(FRAME_LENGTH_MAX + 1))
+    assert bench.channel.response().code == ResponseCode.SYSTEM_ERROR
+
+
+def test_a_reset_of_very_many_queues_is_not_announced() -> None:
+    bench, consumer = filled(), FakeChannel("127.0.0.1:40001")
+    connect(bench, consumer)
+    assert create(bench, read_queue_nums=30_000, write_queue_nums=30_000).code == 0
+    reset = ResetOffset(topic="T", group="g", timestamp=-1, is_force=True)
+    assert request(bench, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == 0
+    announced = [code for code, _, _ in consumer.oneway_requests]
+    assert RequestCode.RESET_CONSUMER_CLIENT_OFFSET not in announced
 
 
 def test_a_message_is_consumed_directly() -> None:

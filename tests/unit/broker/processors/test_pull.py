@@ -22,6 +22,7 @@ from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
 from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, pull_request
+from tests.support.sliced import finish
 from tests.support.stores import NOW_MS, open_store, properties, sample
 
 
@@ -55,7 +56,7 @@ class Bench:
 
     def pull(self, queue_offset: int = 0, **changes: Any) -> list[Response]:
         channel = changes.pop("channel", self.channel)
-        self.pulls.pull(channel, pull_request(queue_offset=queue_offset, **changes), NOW_MS)
+        finish(self.pulls.pull(channel, pull_request(queue_offset=queue_offset, **changes), NOW_MS))
         return self.channel.responses()
 
     def send(self, *messages: bytes, tag: str = "", queue_id: int = 0) -> None:
@@ -299,7 +300,7 @@ def test_a_refused_pull_commits_nothing(bench: Bench) -> None:
 
 def test_the_next_pull_after_a_reset_gets_the_new_offset(bench: Bench) -> None:
     bench.send(*(b"%d" % number for number in range(5)))
-    bench.offsets.reset("T", "g", 0, 2)
+    bench.offsets.reset("T", "g", {0: 2})
     [response] = bench.pull(4)
     assert (response.code, response.ext_fields["nextBeginOffset"]) == (21, "2")
     [response] = bench.pull(2)

@@ -18,9 +18,11 @@ from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
+from escrowmq.sliced_work import SliceScheduler
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import VERSION, FakeChannel, new_request
+from tests.support.sliced import finish
 from tests.support.stores import HOST, NOW_MS, open_store, properties, sample
 
 MINUTE_MS = 60_000
@@ -40,6 +42,7 @@ class Bench:
         self.turn = Turn(
             self.store, messages_arrived=lambda runs: self.appended.extend(iter_records(runs))
         )
+        self.background_work = SliceScheduler(lambda: 0.0)
         self.retries = SendBackProcessor(
             self.store,
             self.topics,
@@ -47,6 +50,7 @@ class Bench:
             self.locks,
             redirect=lambda record, _: record,  # delays are tested in test_delayed_messages.py
             turn=self.turn,
+            background_work=self.background_work,
         )
         self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
 
@@ -61,7 +65,7 @@ class Bench:
         fields = {"offset": offset, "group": "g", "delay_level": 0}
         header = ConsumerSendMessageBack(**{**fields, **changes})
         request = new_request(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
-        self.retries.send_back(self.channel, request, NOW_MS)
+        finish(self.retries.send_back(self.channel, request, NOW_MS))
         self.turn.append_all(NOW_MS)
         return self.channel.response().code
 

@@ -57,7 +57,7 @@ async def test_a_removed_queue_frees_its_capacity() -> None:
     assert not waiting.done()
     limiter.remove_all(removed)
     await waiting
-    assert (limiter.message_count, limiter.body_bytes) == (0, 0)
+    assert (limiter.message_count, limiter.message_bytes) == (0, 0)
 
 
 def test_a_limit_below_one_is_refused() -> None:
