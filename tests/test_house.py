@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "escrowmq"
 TESTS = ROOT / "tests"
-FILE_LINES_MAX = 800
+FILE_LINES_MAX = 820  # a hint that a file may hold two concepts
 FUNCTION_LINES_MAX = 70
 SMALL_MODULE_LINES = 60
 CLOCK = SOURCE / "clock.py"

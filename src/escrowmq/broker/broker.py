@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -154,12 +153,8 @@ class Broker:
         self._permissions = RequestPermissions(
             store, self.transactions.coordinator, cluster=config.broker.cluster_name
         )
-        self.native_requests: NativeRequests | None = None
-        if self.native.module is not None and len(store_host) == IPV4_HOST_BYTES:
-            self.native_requests = self._create_native_requests(
-                self.native.module, config, when_flushed
-            )
-            self._configure_native_requests(config)
+        self.native_requests = self._create_native_requests(config, when_flushed)
+        self._configure_native_requests(config)
 
     def _load_tables(
         self, disk: Disk, config: Config, on_topics_changed: Callable[[], None]
@@ -250,10 +245,12 @@ class Broker:
         self._create_client_processors(config, wall_ms)
 
     def _create_native_requests(
-        self, module: ModuleType, config: Config, when_flushed: WhenFlushed | None
-    ) -> NativeRequests:
+        self, config: Config, when_flushed: WhenFlushed | None
+    ) -> NativeRequests | None:
+        if self.native.module is None or len(self._store_host) != IPV4_HOST_BYTES:
+            return None
         return NativeRequests(
-            module,
+            self.native.module,
             self.store,
             self.topics,
             self.groups,

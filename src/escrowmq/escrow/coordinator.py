@@ -31,7 +31,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from escrowmq.config import TransactionConfig
 from escrowmq.errors import (
@@ -49,6 +49,7 @@ from escrowmq.escrow.decisions import (
     GroupDecision,
     HalfLog,
     InProgress,
+    NativeChanges,
     StoredPosition,
     no_half,
 )
@@ -95,20 +96,6 @@ DECISION_PIECE_BYTES: Final = 1 << 20
 DECISION_HALVES_MAX: Final = 100_000
 PIECE_HALVES_MAX: Final = 256  # in one append, however small they are
 SHARED_REMARKS_MAX: Final = 1_000
-
-
-class NativeChanges(Protocol):
-    """What the native path has done to halves. Queue offsets are packed as 64-bit numbers."""
-
-    half_count: int  # parked, with consecutive queue offsets
-    last_half_offset: int
-    due: list[tuple[int, bytes]]  # due time, queue offsets of halves
-    first_op_offset: int
-    ended: bytes  # queue offsets of halves, in the order of their ops
-    committed: bytes
-    rolled_back: bytes
-    # Topic, whether they were committed, milliseconds since they were parked, number of halves.
-    outcomes: list[tuple[str, bool, int, int]]
 
 
 class TransactionCoordinator:

@@ -108,7 +108,7 @@ class PythonHalf(msgspec.Struct, gc=False):
         return self.reason.startswith("unreadable")
 
 
-class Totals(Protocol):
+class UndecidedTotals(Protocol):
     """How many halves, and how many bytes they have in the log."""
 
     @property
@@ -176,9 +176,9 @@ class HalfTable(Protocol):
     def oldest(self) -> Half | None:
         """Return the half with the lowest log offset."""
 
-    def group_totals(self, group: str) -> Totals: ...
+    def group_totals(self, group: str) -> UndecidedTotals: ...
     @property
-    def total(self) -> Totals: ...
+    def total(self) -> UndecidedTotals: ...
     @property
     def count_by_topic(self) -> Mapping[str, int]: ...
     @property

@@ -302,9 +302,7 @@ async def _run_broker(
         _unique_keys(address),
         store_host=store_host,
         version=f"EscrowMQ_{version('escrowmq')}",
-        when_flushed=group_commit.when_flushed
-        if config.store.flush_mode is FlushMode.SYNC
-        else None,
+        when_flushed=group_commit.when_flushed if _is_sync(config) else None,
         on_topics_changed=lambda: _report_topics_changed(registrars),
         flush=group_commit.when_flushed,
         counters=BrokerCounters(clock.elapsed_s),
@@ -336,12 +334,8 @@ async def _run_broker(
         *(registrar.run() for registrar in registrars),
         *_background_loops(config, clock, broker, server, maintenance, failed),
     ):
-        log.info(
-            "broker listens address=%s:%d path=%s",
-            config.network.bind_address,
-            port,
-            native.description,
-        )
+        bound = config.network.bind_address, port
+        log.info("broker listens address=%s:%d path=%s", *bound, native.description)
         await _wait_registered(registrars[:required_registrations], failed)
         yield
     if not await _stop(broker, server, group_commit, maintenance, clock):
@@ -379,6 +373,10 @@ def _new_server(
         watermark=watermark,
         plain_requests=broker.native_requests,
     )
+
+
+def _is_sync(config: Config) -> bool:
+    return config.store.flush_mode is FlushMode.SYNC
 
 
 def _report_topics_changed(registrars: list[Registrar]) -> None:
