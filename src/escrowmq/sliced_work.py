@@ -38,36 +38,29 @@ SLICE_S: Final = 0.001
 TURN_S: Final = 0.002
 
 
-class _WorkByOrigin:
-    """Work that waits, by origin. The origins take turns."""
+class _OriginWork:
+    """The work of one origin: new work in turn with old work, and each of them round robin."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[SlicedWork]] = {}  # the first origin is next
+        self.new: deque[SlicedWork] = deque()
+        self.old: deque[SlicedWork] = deque()  # what has had a slice and is not finished
+        self._is_next_old = False
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self.new) + len(self.old)
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def add(self, origin: str, work: SlicedWork) -> None:
-        self._waiting.setdefault(origin, deque()).append(work)
-
-    def take(self) -> tuple[str, SlicedWork]:
-        """Remove and return the first work of the next origin, which is the last one then."""
-        origin = next(iter(self._waiting))
-        works = self._waiting.pop(origin)
-        work = works.popleft()
-        if works:
-            self._waiting[origin] = works
-        return origin, work
+    def take(self) -> SlicedWork:
+        # Over the turns too: a turn may have time for one slice only.
+        is_old = bool(self.old) and (self._is_next_old or not self.new)
+        self._is_next_old = not is_old
+        return self.old.popleft() if is_old else self.new.popleft()
 
 
 class SliceScheduler:
-    """Runs work in slices: new work in turn with old work, and each of them round robin.
+    """Runs work in slices. Every origin gets a slice before one gets two.
 
-    Work may have an origin. Then every origin gets a slice before one gets two, so a client does
-    not get more time by opening more connections.
+    So a client does not get more time by opening more connections. Work of one origin takes turns
+    as `_OriginWork` says.
     """
 
     def __init__(
@@ -76,34 +69,36 @@ class SliceScheduler:
         self._elapsed_s = elapsed_s
         self._slice_s = slice_s
         self._turn_s = turn_s
-        self._new = _WorkByOrigin()
-        self._old = _WorkByOrigin()  # what has had a slice and is not finished
-        self._is_next_old = False
+        self._origins: dict[str, _OriginWork] = {}  # the first one is next
 
     def __len__(self) -> int:
         """Return how many pieces of work are not finished."""
-        return len(self._new) + len(self._old)
+        return sum(map(len, self._origins.values()))
 
     def add(self, work: SlicedWork, *, origin: str = "") -> None:
         """Let work wait for its first slice, behind all other new work of its origin."""
-        self._new.add(origin, work)
+        works = self._origins.get(origin)
+        if works is None:
+            works = self._origins[origin] = _OriginWork()
+        works.new.append(work)
 
     def run_turn(self) -> bool:
         """Run slices until the time of a turn is used up. Return whether work is left."""
-        new, old, elapsed_s = self._new, self._old, self._elapsed_s
-        if not new and not old:
+        origins, elapsed_s = self._origins, self._elapsed_s
+        if not origins:
             return False
         end_s = elapsed_s() + self._turn_s
-        while new or old:
-            # Over the turns too: a turn may have time for one slice only.
-            is_old = bool(old) and (self._is_next_old or not new)
-            self._is_next_old = not is_old
-            origin, work = old.take() if is_old else new.take()
+        while origins:
+            origin, works = next(iter(origins.items()))
+            work = works.take()
             if not self._run_slice(work):
-                old.add(origin, work)
+                works.old.append(work)
+            del origins[origin]
+            if works:
+                origins[origin] = works  # behind the other origins
             if elapsed_s() >= end_s:
                 break
-        return bool(new or old)
+        return bool(origins)
 
     def _run_slice(self, work: SlicedWork) -> bool:
         """Run one slice. Return whether the work is finished."""

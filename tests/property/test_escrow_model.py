@@ -190,11 +190,12 @@ class EscrowMachine(RuleBasedStateMachine):
             is_alias = position.queue_offset in self.bench.coordinator.aliases
             # The log and the aliases may have lost an older position.
             return SUCCESS if is_current or is_alias else NOT_FOUND
-        if (
+        stored_offset = self.bench.store.log_offset_of(names.HALF_TOPIC, 0, position.queue_offset)
+        if stored_offset != position.log_offset or (
             not self.is_in_log(transaction, position)
             and self.bench.state_in_memory(position) != transaction.state
         ):
-            return NOT_FOUND  # the half has expired, and perhaps its state too
+            return NOT_FOUND  # the half has expired, and perhaps its queue entry or its state too
         return SUCCESS if STATE_OF_VERDICT[verdict] == transaction.state else CONTRADICTED
 
     # --- requests to the broker ------------------------------------------------------------------
