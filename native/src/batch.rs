@@ -32,6 +32,7 @@ const PROPERTIES_BYTES_MAX: usize = 4096;
 const GROUP_BYTES_MAX: usize = 63;
 const TOPIC_BYTES_MAX: usize = 127;
 const UNIQUE_KEY_BYTES_MAX: usize = 255;
+const IMMUNITIES_MAX: usize = 4096;
 /// The bits of a sysFlag that a client sets: the body is compressed and how, several tags.
 const CLIENT_SYS_FLAGS: i32 = 0x703;
 const TRANSACTION_COMMIT: i32 = 8;
@@ -67,7 +68,7 @@ pub struct PlainRequests {
     table: Py<HalfTable>,
     queue_counts: Py<PyDict>, // by topic: the live table of topics that clients may send to
     immunity_ms: Option<Py<PyAny>>,
-    immunities: HashMap<(Box<str>, Box<str>), i64>,
+    immunities: HashMap<Box<str>, HashMap<Box<str>, i64>>, // by topic and group
     limits: Limits,
     store_host: [u8; 8],
     has_crc: bool,
@@ -317,7 +318,7 @@ impl PlainRequests {
         let kept = [&properties[..mark_begin], &properties[mark_end..]];
         let stored = batch.store(body, &kept, &self.added_properties);
         let topic = batch.topics[topic].name.clone();
-        let size = stored.bytes() + half_tail_bytes(key, &topic.text, send.queue_id);
+        let size = stored.bytes() + half_tail_bytes(key, &topic.text);
         let is_within_limits = size <= self.limits.record_bytes && size <= self.limits.half_bytes;
         let due_ms = self.due_ms(py, batch.now_ms, &topic.text, group)?;
         let table = self.table.clone_ref(py);
@@ -408,15 +409,22 @@ impl PlainRequests {
         let Some(immunity_ms) = &self.immunity_ms else {
             return Ok(None);
         };
-        let names = (topic.into(), group.into());
-        if let Some(immunity) = self.immunities.get(&names) {
+        let known = self
+            .immunities
+            .get(topic)
+            .and_then(|groups| groups.get(group));
+        if let Some(immunity) = known {
             return Ok(Some(now_ms + immunity));
         }
         let immunity: i64 = immunity_ms.bind(py).call1((topic, group))?.extract()?;
-        if self.immunities.len() >= 4096 {
-            self.immunities.clear(); // clients choose the names
+        // Clients choose the names.
+        if self.immunities.values().map(HashMap::len).sum::<usize>() >= IMMUNITIES_MAX {
+            self.immunities.clear();
         }
-        self.immunities.insert(names, immunity);
+        self.immunities
+            .entry(topic.into())
+            .or_default()
+            .insert(group.into(), immunity);
         Ok(Some(now_ms + immunity))
     }
 
@@ -893,7 +901,7 @@ impl LogEncoder {
 
 /// Return the properties that only a half has.
 fn half_tail(key: &[u8], topic: &str, queue_id: i32) -> Vec<u8> {
-    let mut tail = Vec::with_capacity(half_tail_bytes(key, topic, queue_id));
+    let mut tail = Vec::with_capacity(half_tail_bytes(key, topic));
     tail.extend_from_slice(b"__transactionId__\x01");
     tail.extend_from_slice(key);
     tail.extend_from_slice(b"\x02TRAN_MSG\x01true\x02REAL_TOPIC\x01");
@@ -904,10 +912,10 @@ fn half_tail(key: &[u8], topic: &str, queue_id: i32) -> Vec<u8> {
     tail
 }
 
-fn half_tail_bytes(key: &[u8], topic: &str, queue_id: i32) -> usize {
-    let mut digits = Vec::new();
-    number(&mut digits, i64::from(queue_id));
-    18 + key.len() + 26 + topic.len() + 10 + digits.len() + 1
+/// Return how many bytes `half_tail` has at most.
+fn half_tail_bytes(key: &[u8], topic: &str) -> usize {
+    const NAMES_AND_DIGITS: usize = 80;
+    NAMES_AND_DIGITS + key.len() + topic.len()
 }
 
 #[pymethods]

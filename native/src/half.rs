@@ -9,6 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use hashbrown::HashTable;
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
@@ -263,8 +264,8 @@ fn text(py: Python<'_>, value: Option<&Py<PyString>>) -> Py<PyString> {
 pub type Triple<'a> = (&'a str, &'a str, &'a [u8]);
 
 /// How many halves, and how many bytes they have in the log.
-#[pyclass(module = "escrowmq_native", frozen, get_all)]
-#[derive(Clone, Copy, Default)]
+#[pyclass(module = "escrowmq_native", frozen, get_all, eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct HalfTotals {
     pub count: u64,
     pub size: u64,
@@ -617,6 +618,18 @@ impl HalfTable {
         self.by_offset
             .get(&queue_offset)
             .map(|half| half.clone_ref(py))
+    }
+
+    /// Return those of these queue offsets, 64-bit numbers, at which the table has a half.
+    fn undecided(&self, queue_offsets: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+        if queue_offsets.len()? == 0 {
+            return Ok(Vec::new()); // an empty array has no buffer
+        }
+        let offsets = PyBuffer::<i64>::get(queue_offsets)?.to_vec(queue_offsets.py())?;
+        Ok(offsets
+            .into_iter()
+            .filter(|offset| self.by_offset.contains_key(offset))
+            .collect())
     }
 
     fn find_by_key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
 import pytest
@@ -133,6 +134,13 @@ def test_a_half_that_moves_is_found_at_its_new_offset_only(table: HalfTable) -> 
     assert offsets(table) == [2, 9]
     assert table.find(1) is None
     assert table.find_duplicate("p", "T", b"key 1") == (9, 1000)
+
+
+def test_undecided_halves_are_selected(table: HalfTable) -> None:
+    for number in (1, 3, 8):
+        add_half(table, number)
+    assert table.undecided(array("q", [8, 2, 1, 9, -1])) == [8, 1]
+    assert table.undecided(array("q")) == []
 
 
 def test_an_unknown_half_cannot_be_removed(table: HalfTable) -> None:

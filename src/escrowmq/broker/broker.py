@@ -4,7 +4,7 @@ It has no socket and starts no task; its owner calls it:
 
     handle()     for each request that a channel received; returns work if it takes long
     end_turn()   once per turn of the event loop: one append for everything handled in it
-    tick()       about ten times a second
+    tick()       about ten times a second, and whenever a check is due
     save()       every few seconds: write to files what is not in the log
 """
 
@@ -69,6 +69,7 @@ from escrowmq.store.store import MessageStore
 log = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS: Final = 10_000
+TICK_MS_MIN: Final = 10  # between two ticks, however many checks are due
 IPV4_HOST_BYTES: Final = 8
 
 
@@ -534,8 +535,15 @@ class Broker:
         except Exception:
             log.exception("part of the broker's work failed part=%r", name)
 
+    def next_tick_ms(self, now_ms: int, interval_ms: int) -> int:
+        """Return how long to wait for the next tick: less than the interval if a check is due."""
+        due_ms = self.transactions.coordinator.schedule.next_slot_ms
+        return (
+            interval_ms if due_ms is None else min(interval_ms, max(TICK_MS_MIN, due_ms - now_ms))
+        )
+
     def tick(self, now_ms: int) -> None:
-        """Do what is due by time. Call it about ten times a second."""
+        """Do what is due by time. Call it about ten times a second, see `next_tick_ms`."""
         self._now_ms = now_ms
         for name, step in self._tick_steps.items():
             # A bug in one step must not stop the others, and above all not the process.

@@ -167,6 +167,9 @@ class HalfTable(Protocol):
     def strand(self, half: Half) -> None: ...
     def find(self, queue_offset: int) -> Half | None: ...
 
+    def undecided(self, queue_offsets: array[int]) -> list[int]:
+        """Return those of these queue offsets at which the table has a half."""
+
     def find_by_key(self, group: str, topic: str, key: bytes) -> Half | None:
         """Return the undecided half of this group and topic with this key."""
 
@@ -292,6 +295,10 @@ class PythonHalfTable:
 
     def find(self, queue_offset: int) -> Half | None:
         return self._by_offset.get(queue_offset)
+
+    def undecided(self, queue_offsets: array[int]) -> list[int]:
+        by_offset = self._by_offset
+        return [queue_offset for queue_offset in queue_offsets if queue_offset in by_offset]
 
     def find_by_key(self, group: str, topic: str, key: bytes) -> Half | None:
         half = self._by_offset.get(self._by_key.get(key, -1))

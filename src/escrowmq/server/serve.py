@@ -488,10 +488,11 @@ def _background_loops(
             log.error("the store has failed; start again, recovery reads what is on the disk")
             failed.set()
 
+    tick_interval_ms = round(config.delay.tick_interval_s * 1000)
     offsets_interval_s = config.consume.offsets_interval_ms / 1000
     delays_interval_s = config.delay.delay_offsets_interval_ms / 1000
     return [
-        repeat("tick", tick, config.delay.tick_interval_s),
+        repeat("tick", tick, lambda: broker.next_tick_ms(clock.now_ms(), tick_interval_ms) / 1000),
         repeat("sweep of connections", server.sweep_connections, SWEEP_INTERVAL_S),
         repeat("saving offsets", broker.save_offsets, offsets_interval_s),
         repeat("saving delays", broker.save_delayed_messages, delays_interval_s),
