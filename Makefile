@@ -6,10 +6,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NATIVE := $(VENV)/.native
 # Many tests wait for processes and timers, so one worker more than there are cores keeps them busy.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
-.PHONY: help setup check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants docs lock clean
+.PHONY: help setup native check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants docs lock clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +25,14 @@ $(READY): pyproject.toml requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-check: $(READY)  ## style, types, import contracts, changelog against version
+$(NATIVE): $(READY) native/Cargo.toml native/Cargo.lock $(wildcard native/src/*.rs)
+	@.ci/native $(BIN)/python
+	@touch $@
+
+native: $(NATIVE)  ## build the native module, if cargo is there (targets that run a broker do this by themselves)
+
+check: $(READY)  ## style, types, import contracts, changelog against version; the native module, if cargo is there
+	@.ci/native $(BIN)/python check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -36,32 +44,32 @@ databases:  ## PostgreSQL from Debian's package, for tests; with mariadb-server:
 java:  ## Java 17 or newer for Spark: the machine's own, else Debian's package
 	@.ci/java
 
-test: $(READY) databases java  ## every test that CI runs
+test: $(NATIVE) databases java  ## every test that CI runs
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not nightly"
 
-demo: $(READY) java  ## Bob pays Smith while processes are killed; Spark proves that both banks agree
+demo: $(NATIVE) java  ## Bob pays Smith while processes are killed; Spark proves that both banks agree
 	$(BIN)/python -m examples.bank
 
 # Besides the simulations, the files of tests/unit and tests/e2e that have a nightly test; tests/test_house.py checks that none is missing.
 LONG_TESTS := tests/unit/store/test_flipped_bits.py tests/e2e/broker/test_crowds.py tests/e2e/broker/test_flow_control.py tests/e2e/broker/test_greedy_clients.py \
 	tests/e2e/sql/test_crashes.py tests/e2e/pipeline/test_reconcile.py tests/e2e/test_chaos.py
 
-sim: $(READY)  ## long: every fault position, every flipped bit, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
+sim: $(NATIVE)  ## long: every fault position, every flipped bit, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
 	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation $(LONG_TESTS)
 
-chaos: $(READY)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both)
+chaos: $(NATIVE)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both)
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(FLUSH),--flush $(FLUSH))
 
-spark-crash: $(READY) java  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…)
+spark-crash: $(NATIVE) java  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…)
 	$(BIN)/python -m tests.spark_crash --runs $(or $(RUNS),45) --seed $(or $(SEED),1)
 
-spark-cluster: $(READY) java  ## every pipeline on a Spark master with two workers
+spark-cluster: $(NATIVE) java  ## every pipeline on a Spark master with two workers
 	$(BIN)/pytest -v tests/e2e/spark/test_cluster.py
 
-interop: $(READY)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (needs Java and Maven)
+interop: $(NATIVE)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (needs Java and Maven)
 	$(BIN)/pytest -v --timeout 900 tests/interop tests/articles
 
-bench: $(READY)  ## figures as ratios in one run, kept in bench/results/; PARTS="broker broker-tx escrow ..."
+bench: $(NATIVE)  ## figures as ratios in one run, kept in bench/results/; PARTS="broker broker-tx escrow ..."
 	$(BIN)/python -m bench $(PARTS)
 
 mutants: $(READY)  ## plant small mistakes in a copy of src, list those that no test notices (COUNT=…, SEED=…, PACKAGES="store escrow", TESTS="tests/unit …")
@@ -76,4 +84,4 @@ lock:  ## resolve the development dependencies again
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url -o requirements/dev.txt pyproject.toml requirements/dev.in
 
 clean:  ## remove .venv and what tools left behind
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutants
+	rm -rf $(VENV) native/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutants

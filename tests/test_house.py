@@ -17,12 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "escrowmq"
 TESTS = ROOT / "tests"
-FILE_LINES_MAX = 800
+FILE_LINES_MAX = 820  # a hint that a file may hold two concepts
 FUNCTION_LINES_MAX = 70
 SMALL_MODULE_LINES = 60
 CLOCK = SOURCE / "clock.py"
 CLOCK_MODULES = {"time", "datetime"}
-NATIVE_IMPORTERS = {"broker/native_turn.py", "escrow/half_table.py"}
+NATIVE_IMPORTERS = {"native.py", "broker/native_requests.py"}
 # These repeat public names on purpose: a user of blocking, sql or django expects the same names.
 DUPLICATE_NAME_MODULES = {"blocking.py", "sql", "django"}
 # Python or Django loads these files by name, without an import.

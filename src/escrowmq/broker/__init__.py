@@ -15,6 +15,8 @@
               which permission it needs and which function handles it.  (broker.py, dispatch.py)
 2. Handle.    A processor validates the request. It responds at once, or adds records to the
               turn.                                                  (processors/, transactions/)
+   Plain.     With the native module, plain sends, half messages and ends skip these steps: they
+              are read and stored from the bytes of their connections.       (native_requests.py)
 3. Append.    At the end of the turn of the event loop, all records are appended in one write.
               Responses leave when the records are as durable as their requests ask for. (turn.py)
 4. Tick.      By time: held pulls expire, delayed messages become due, half messages are checked.
@@ -33,6 +35,7 @@ Read in this order:
     dispatch.py           Channel, Handler, permissions, response codes of errors
     broker.py             creates the parts; handle, end_turn, tick, save
     turn.py               one append per turn of the event loop
+    native_requests.py    the native path for plain requests, if the native module is installed
     processors/           one module for each family of requests
     transactions/         half messages: park, end, check, decide in groups
     metadata.py           topics and subscription groups that exist

@@ -4,7 +4,7 @@ It has no socket and starts no task; its owner calls it:
 
     handle()     for each request that a channel received; returns work if it takes long
     end_turn()   once per turn of the event loop: one append for everything handled in it
-    tick()       about ten times a second
+    tick()       about ten times a second, and whenever a check is due
     save()       every few seconds: write to files what is not in the log
 """
 
@@ -23,6 +23,7 @@ from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_failure
 from escrowmq.broker.flow_control import FlowControl
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, creations_of_request
+from escrowmq.broker.native_requests import NativeRequests
 from escrowmq.broker.processors.admin_broker import (
     BackupProcessor,
     BrokerAdmin,
@@ -49,13 +50,16 @@ from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
+from escrowmq.escrow.half_table import new_half_table
 from escrowmq.escrow.recovery import TimeConversion
 from escrowmq.limited_log import LimitedLog
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.message.record import LogOffset, NewRecord
+from escrowmq.native import NativePath, load_native
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.sliced_work import SlicedWork, SliceScheduler, run_to_end
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.config_files import groups_file, offsets_file, topics_file
@@ -65,6 +69,8 @@ from escrowmq.store.store import MessageStore
 log = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS: Final = 10_000
+TICK_MS_MIN: Final = 10  # between two ticks, however many checks are due
+IPV4_HOST_BYTES: Final = 8
 
 
 class Broker:
@@ -88,6 +94,7 @@ class Broker:
         decision_piece_bytes: int = DECISION_PIECE_BYTES,
         memory: ClientMemory | None = None,
         elapsed_s: Callable[[], float] = lambda: 0.0,
+        native: NativePath | None = None,
     ) -> None:
         """Create a broker on an open store.
 
@@ -101,7 +108,9 @@ class Broker:
         past_times: converts times that an earlier process recorded to the broker's time. Without
             it they are believed.
         memory: counts what is kept for each channel. Without it, nothing is limited by bytes.
+        native: the native path, or why there is none. Without it, it is used if it is installed.
         """
+        self.native = load_native() if native is None else native
         self._memory = ClientMemory() if memory is None else memory
         self.store = store
         self.counters = BrokerCounters() if counters is None else counters
@@ -145,6 +154,8 @@ class Broker:
         self._permissions = RequestPermissions(
             store, self.transactions.coordinator, cluster=config.broker.cluster_name
         )
+        self.native_requests = self._create_native_requests(config, when_flushed)
+        self._configure_native_requests(config)
 
     def _load_tables(
         self, disk: Disk, config: Config, on_topics_changed: Callable[[], None]
@@ -204,6 +215,7 @@ class Broker:
             age_max_ms=config.store.retention_ms,
             piece_bytes=decision_piece_bytes,
             times=past_times,
+            halves=new_half_table(self.native),
         )
         messages_arrived = self.pull_processor.messages_arrived
         self.group_decisions = GroupDecisions(
@@ -232,6 +244,43 @@ class Broker:
             creations=partial(creations_of_request, self.topics, self.groups),
         )
         self._create_client_processors(config, wall_ms)
+
+    def _create_native_requests(
+        self, config: Config, when_flushed: WhenFlushed | None
+    ) -> NativeRequests | None:
+        if self.native.module is None or len(self._store_host) != IPV4_HOST_BYTES:
+            return None
+        return NativeRequests(
+            self.native.module,
+            self.store,
+            self.topics,
+            self.groups,
+            self.transactions.coordinator,
+            self.counters,
+            SendResponseEncoder(
+                store_host=self._store_host,
+                region=config.broker.region_id,
+                trace_on=config.broker.trace_on,
+            ),
+            added_properties=self.send_processor.added_properties,
+            is_allowed=self._allows_native_requests,
+            when_flushed=when_flushed,
+            messages_arrived=self.pull_processor.batch_arrived,
+            wall_ms=self._wall_ms,
+        )
+
+    def _configure_native_requests(self, config: Config) -> None:
+        if self.native_requests is not None:
+            self.native_requests.change_config(
+                config.transaction,
+                message_bytes_max=config.store.message_bytes_max,
+                half_bytes_max=self.transactions.half_processor.half_bytes_max,
+                is_writable=config.broker.is_writable,
+            )
+
+    def _allows_native_requests(self) -> bool:
+        # Signatures and rates are checked for each request, by the Python path.
+        return self._access_validator is None and not self.flow_control.is_limiting
 
     def _create_turn(
         self,
@@ -299,7 +348,11 @@ class Broker:
             disk,
             self.statistics,
             lambda: self.settings,
-            BrokerInfo(version=version, cluster=config.broker.cluster_name),
+            BrokerInfo(
+                version=version,
+                cluster=config.broker.cluster_name,
+                request_path=self.native.description,
+            ),
             self.delayed_messages,
             wall_ms=self._wall_ms,
             clock_report=lambda: self.clock_report(),
@@ -472,7 +525,8 @@ class Broker:
         self.turn.append_all(now_ms)
         self.flow_control.update()
         has_work = self._background_work.run_turn()
-        return self.group_decisions.has_pending_pieces or has_work
+        # A repeated end is decided again after the append, and responds with the next one.
+        return self.group_decisions.has_pending_pieces or has_work or self.turn.has_pending
 
     def _run_part(self, name: str, part: Callable[[], None]) -> None:
         """Run a part of a turn or a tick. If it fails, the other parts are still run."""
@@ -481,8 +535,15 @@ class Broker:
         except Exception:
             log.exception("part of the broker's work failed part=%r", name)
 
+    def next_tick_ms(self, now_ms: int, interval_ms: int) -> int:
+        """Return how long to wait for the next tick: less than the interval if a check is due."""
+        due_ms = self.transactions.coordinator.schedule.next_slot_ms
+        return (
+            interval_ms if due_ms is None else min(interval_ms, max(TICK_MS_MIN, due_ms - now_ms))
+        )
+
     def tick(self, now_ms: int) -> None:
-        """Do what is due by time. Call it about ten times a second."""
+        """Do what is due by time. Call it about ten times a second, see `next_tick_ms`."""
         self._now_ms = now_ms
         for name, step in self._tick_steps.items():
             # A bug in one step must not stop the others, and above all not the process.
@@ -548,6 +609,7 @@ class Broker:
         self.client_processor.allows_sql = config.consume.filters_by_sql
         self.transactions.change_config(config.transaction, config.store.retention_ms)
         self.flow_control.change_config(config.overload)
+        self._configure_native_requests(config)
 
     # --- files beside the log --------------------------------------------------------------------
 

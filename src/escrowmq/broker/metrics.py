@@ -169,6 +169,13 @@ SEND_SECONDS: Final = Histogram(
     "Seconds from the start of the turn that received a send to its response. With SYNC_FLUSH "
     "this includes the flush.",
 )
+NATIVE_PATH: Final = Gauge(
+    "escrowmq_native_path",
+    "1 if plain requests take the native path, 0 if all requests take the Python path.",
+)
+NATIVE_REQUESTS: Final = Counter(
+    "escrowmq_native_requests_total", "Requests that took the native path."
+)
 REQUESTS: Final = Counter(
     "escrowmq_requests_total", "Requests that could be decoded.", ("request_code",)
 )
@@ -399,6 +406,9 @@ class BrokerMetrics:
         )
         yield APPEND_RECORDS.value(counters.records_per_append)
         yield SEND_SECONDS.value(counters.send_seconds)
+        native_requests = self._broker.native_requests
+        yield NATIVE_PATH.value(native_requests is not None)
+        yield NATIVE_REQUESTS.value(0 if native_requests is None else native_requests.count)
         yield REQUESTS.samples(
             ((_request_code_name(code),), count)
             for code, count in sorted(counters.requests.items())
@@ -496,5 +506,5 @@ class TransactionMetrics:
         yield CHECK_LATENESS.value(counters.lateness_seconds)
 
 
-def _by_topic(table: dict[str, int]) -> list[_Sample]:
+def _by_topic(table: Mapping[str, int]) -> list[_Sample]:
     return [((topic, _bool_label(is_system_topic(topic))), count) for topic, count in table.items()]

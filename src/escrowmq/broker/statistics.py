@@ -114,9 +114,9 @@ class BrokerCounters:
                 for size, count in Counter(sizes).items():
                     self._message_sizes(topic, NORMAL).observe(size, count)
 
-    def record_message(self, topic: str, message_type: str, size: int) -> None:
-        """Count one stored message."""
-        self._message_sizes(topic, message_type).observe(size)
+    def record_message(self, topic: str, message_type: str, size: int, count: int = 1) -> None:
+        """Count stored messages of one size."""
+        self._message_sizes(topic, message_type).observe(size, count)
 
     def _message_sizes(self, topic: str, message_type: str) -> Distribution:
         sizes = self.messages_in.get((topic, message_type))
@@ -126,11 +126,15 @@ class BrokerCounters:
 
     def record_responses(self, sends: Sequence[AppendedSend], code: int, start_s: float) -> None:
         """Count the responses to the sends of a turn, which had to wait until now."""
-        if sends:
-            self.send_seconds.observe(self._elapsed_s() - start_s, len(sends))
+        self.record_send_responses(len(sends), start_s)
         if code != ResponseCode.SUCCESS:
             for send in sends:
                 self.refused[send.request.head.code, code] += 1
+
+    def record_send_responses(self, count: int, start_s: float) -> None:
+        """Observe how long sends have waited for their responses."""
+        if count:
+            self.send_seconds.observe(self._elapsed_s() - start_s, count)
 
     def record_pull(self, topic: str, group: str, messages: int, size: int) -> None:
         traffic = self.messages_out.get((topic, group))

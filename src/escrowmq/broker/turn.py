@@ -167,6 +167,11 @@ class Turn:
         """
         self.add(_PendingRecords(len(records), on_stored, on_done, waits_for_flush), records)
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether something was added since the last append, for the next one."""
+        return bool(self._pending or self._sends)
+
     # --- when it ends ----------------------------------------------------------------------------
 
     def append_all(self, now_ms: int) -> None:

@@ -348,12 +348,14 @@ FLAGS: Final = {
     "--log-level": ("escrowLogLevel",),
     "--log-format": ("escrowLogFormat",),
 }
-# Variables that clients and commands read; they are not settings of a server.
+# Variables that clients, commands and the loader of the native module read; they are not settings
+# of a server.
 CLIENT_VARIABLES: Final = frozenset(
     f"{ENVIRONMENT_PREFIX}{name}"
     for name in (
         *("ACCESS_KEY", "SECRET_KEY", "SECURITY_TOKEN", "CREDENTIALS"),
         *("TLS", "TLS_CA"),
+        "NATIVE",
     )
 )
 

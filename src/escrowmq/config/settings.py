@@ -173,6 +173,10 @@ class BrokerConfig(_SettingsGroup):
         True, Boolean(), "traceOn", "",
         "Tell clients to send traces of their messages.",
     )
+    native_enabled: bool = setting(
+        True, Boolean(), "escrowNativeEnable", "",
+        "Whether plain requests take the native path, if the native module is installed.",
+    )
     has_trace_topic: bool = setting(
         False, Boolean(), "traceTopicEnable", "",
         "Create the topic for traces. Without it, a client's first trace creates the topic, if "

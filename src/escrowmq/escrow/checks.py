@@ -115,15 +115,16 @@ def is_check_due(half: Half, now_ms: int) -> bool:
 
 # --- which halves are due ------------------------------------------------------------------------
 
-SLOT_MS: Final = 100
+SLOT_MS: Final = 20
 PASSED_ENTRIES_MAX: Final = 200_000
+EXAMINED_ENTRIES_MAX: Final = 50_000  # in one call: a few milliseconds
 
 
 class CheckSchedule:
-    """Queue offsets of halves by due time, in slots of a tenth of a second, eight bytes each.
+    """Queue offsets of halves by due time, in slots of 20 ms, eight bytes each.
 
-    Taking the due ones costs time for these only, not for all. A decided half is not removed: the
-    caller of `take_due()` looks every half up anyway and ignores those that are gone.
+    Taking the due ones costs time for these only, not for all. A half that is decided stays in its
+    slot until the slot is due, and is passed then.
     """
 
     def __init__(self) -> None:
@@ -139,6 +140,10 @@ class CheckSchedule:
             self._last_due_ms = due_ms
         self._last_slot.append(queue_offset)
 
+    def add_many(self, queue_offsets: array[int], due_ms: int) -> None:
+        """Add halves that are due at the same time."""
+        self._get_or_create_slot(-(-due_ms // SLOT_MS)).extend(queue_offsets)
+
     def _get_or_create_slot(self, slot_number: int) -> array[int]:
         slot = self._slots.get(slot_number)
         if slot is None:
@@ -146,26 +151,38 @@ class CheckSchedule:
             heapq.heappush(self._slot_heap, slot_number)
         return slot
 
-    def take_due(self, now_ms: int, count_max: int) -> list[int]:
-        """Remove and return up to `count_max` halves whose time has come, the oldest slot first.
+    def take_due(self, now_ms: int, count_max: int, halves: HalfTable) -> list[int]:
+        """Remove and return up to `count_max` undecided halves whose time has come.
 
-        A half that was rescheduled has several entries: compare its `due_ms`.
+        The oldest slot comes first. Entries of decided halves are most of a slot: they are removed
+        and do not count, up to a limit that bounds the time of a call. A half that was rescheduled
+        has several entries: compare its `due_ms`.
         """
         due: list[int] = []
+        examined = 0
         self._last_due_ms = -1  # its slot may be removed below
-        while self._slot_heap and self._slot_heap[0] * SLOT_MS <= now_ms and len(due) < count_max:
+        while (
+            self._slot_heap
+            and self._slot_heap[0] * SLOT_MS <= now_ms
+            and (len(due) < count_max and examined < EXAMINED_ENTRIES_MAX)
+        ):
             number = self._slot_heap[0]
             slot = self._slots[number]
+            # From the end: removing from the front would move the whole slot every time.
             remaining = count_max - len(due)
-            if len(slot) <= remaining:
-                due += slot
+            part = slot[-remaining:]
+            del slot[-remaining:]
+            examined += len(part)
+            due += halves.undecided(part)
+            if not slot:
                 del self._slots[number]
                 heapq.heappop(self._slot_heap)
-            else:
-                # From the end: removing from the front would move the whole slot every time.
-                due += slot[-remaining:]
-                del slot[-remaining:]
         return due
+
+    @property
+    def next_slot_ms(self) -> int | None:
+        """The time at which the next slot is due. It may have only halves that are decided."""
+        return self._slot_heap[0] * SLOT_MS if self._slot_heap else None
 
     def next_due_ms(self, halves: HalfTable) -> int | None:
         """Return when the next check is due; None if none is scheduled.

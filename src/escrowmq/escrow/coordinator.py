@@ -29,7 +29,7 @@ appends the missing ones.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -49,15 +49,16 @@ from escrowmq.escrow.decisions import (
     GroupDecision,
     HalfLog,
     InProgress,
+    NativeChanges,
     StoredPosition,
     no_half,
 )
 from escrowmq.escrow.half_table import (
     FinalCache,
-    GroupTopicKey,
     Half,
     HalfStates,
     HalfTable,
+    PythonHalfTable,
     RocketMQCursors,
 )
 from escrowmq.escrow.records import (
@@ -90,7 +91,6 @@ from escrowmq.sliced_work import SlicedResult, run_to_end
 
 log = logging.getLogger(__name__)
 
-RECENT_KEYS_MAX: Final = 65_536  # keys of decided halves, to recognise a late repeated send
 # A decision about many halves is stored in pieces, so that no turn appends gigabytes at once.
 DECISION_PIECE_BYTES: Final = 1 << 20
 DECISION_HALVES_MAX: Final = 100_000
@@ -107,12 +107,16 @@ class TransactionCoordinator:
         *,
         age_max_ms: int,
         piece_bytes: int = DECISION_PIECE_BYTES,
+        halves: HalfTable | None = None,
     ) -> None:
-        """`redirect`: turns the final of a delayed message into the record to store first."""
+        """`redirect`: turns the final of a delayed message into the record to store first.
+
+        `halves`: an empty table; a `PythonHalfTable` if there is none.
+        """
         self.config = config
         self.age_max_ms = age_max_ms  # older halves are stranded
         self.piece_bytes = piece_bytes
-        self.halves = HalfTable()
+        self.halves: HalfTable = PythonHalfTable() if halves is None else halves
         self.states = HalfStates()
         self.cursors = RocketMQCursors()
         self.schedule = CheckSchedule()
@@ -123,15 +127,11 @@ class TransactionCoordinator:
         self.aliases: dict[int, int] = {}
         # Queue offsets of decision records whose finals and ops are not all stored yet.
         self.unfinished_decisions: set[int] = set()
-        # Queue offset and log offset of the halves that were decided last.
-        self.recent_keys: OrderedDict[GroupTopicKey, tuple[int, int]] = OrderedDict()
         self._half_log = half_log
         self._redirect = redirect
-        self._keys_in_turn: set[GroupTopicKey] = set()  # of halves that are being appended
         # Queues in which messages of an unfinished group decision are hidden. Another group
         # decision must not use them: it would become visible in part.
         self._reserved_queues: set[tuple[str, int]] = set()
-        self._last_due_ms = 0
         self._shared_remarks: dict[str, str] = {}  # one object for equal remarks
 
     # --- park ------------------------------------------------------------------------------------
@@ -147,12 +147,8 @@ class TransactionCoordinator:
         immunity_ms: int | None = None,
     ) -> Half:
         """Return a half without offsets and size; `parked()` sets them."""
-        name = self.halves.intern_name
         due_ms = parked_ms + self.config.immunity_of_ms(topic, group, immunity_ms)
-        if due_ms != self._last_due_ms:  # halves that are parked together share one int object
-            self._last_due_ms = due_ms
-        due_ms = self._last_due_ms
-        return Half(0, 0, 0, name(topic), queue_id, name(group), key, parked_ms, due_ms, producer)
+        return self.halves.new_half(topic, queue_id, group, key, parked_ms, due_ms, producer)
 
     def park(self, half: Half, size: int) -> bool:
         """Reserve the key of a half that is about to be appended.
@@ -160,12 +156,14 @@ class TransactionCoordinator:
         Return False if it is a repeated send: the half is stored, or will be in this turn. Call
         `parked()` or `park_failed()` after the append. Raises TooManyOpenTransactions.
         """
-        group_topic_key = half.group, half.topic, half.key
-        if group_topic_key in self._keys_in_turn or self.find_duplicate(*group_topic_key):
+        if not self.halves.reserve(half):
             self.counters.duplicate_sends += 1
             return False
-        self._check_limits(half.group, size)
-        self._keys_in_turn.add(group_topic_key)
+        try:
+            self._check_limits(half.group, size)
+        except TooManyOpenTransactions:
+            self.halves.release(half)
+            raise
         return True
 
     def parked(
@@ -182,7 +180,6 @@ class TransactionCoordinator:
         """
         half.queue_offset, half.log_offset = position.queue_offset, position.log_offset
         half.size = position.size
-        self._keys_in_turn.discard((half.group, half.topic, half.key))
         self.counters.parked += 1
         self._track(half)
         if final_properties is not None:
@@ -193,7 +190,7 @@ class TransactionCoordinator:
 
     def park_failed(self, half: Half) -> None:
         """Release the key of a half that could not be stored."""
-        self._keys_in_turn.discard((half.group, half.topic, half.key))
+        self.halves.release(half)
 
     def find_duplicate(self, group: str, topic: str, key: bytes) -> tuple[int, int] | None:
         """Return queue and log offset of the half that this group parked with this key.
@@ -201,10 +198,7 @@ class TransactionCoordinator:
         A repeated send has the topic of the first one. A send for another topic is another
         transaction: whoever may write one topic must not get hold of a half of another.
         """
-        half = self.halves.find_by_key(group, topic, key)
-        if half is not None:
-            return half.queue_offset, half.log_offset
-        return self.recent_keys.get((group, topic, key))
+        return self.halves.find_duplicate(group, topic, key)
 
     def restore_half(
         self,
@@ -483,6 +477,21 @@ class TransactionCoordinator:
                 by_topic = self.counters.rolled_back
             by_topic[half.topic] = by_topic.get(half.topic, 0) + 1
 
+    def apply_native(self, changes: NativeChanges) -> None:
+        """Record what the native path has parked and decided. Its table knows it already."""
+        self.counters.parked += changes.half_count
+        if changes.half_count:
+            self.states.extend_to(changes.last_half_offset)
+        for due_ms, queue_offsets in changes.due:
+            self.schedule.add_many(array("q", queue_offsets), due_ms)
+        self.states.put_many(array("q", changes.committed), COMMITTED)
+        self.states.put_many(array("q", changes.rolled_back), ROLLED_BACK)
+        self.cursors.add_ops(changes.first_op_offset, array("q", changes.ended))
+        for topic, is_commit, waited_ms, count in changes.outcomes:
+            self.counters.finish_seconds.observe(waited_ms / 1000, count)
+            by_topic = self.counters.committed if is_commit else self.counters.rolled_back
+            by_topic[topic] = by_topic.get(topic, 0) + count
+
     def cancel(self, decision: Decision) -> None:
         """Undo `decide()` after a failed append; the half is open again."""
         decision.half.is_being_decided = False
@@ -653,17 +662,12 @@ class TransactionCoordinator:
 
     def _close(self, half: Half, state: TransactionState) -> None:
         """Forget a decided half; its state and, for a while, its key remain."""
-        self.halves.remove(half)
+        self.halves.close(half)
         for queue_offset in half.previous_offsets:
             self.states.put(queue_offset, state)
             self.aliases.pop(queue_offset, None)
         if half.attempt is not None:
             self.remove_from_attempt(half)
-        if half.key:
-            position = half.queue_offset, half.log_offset
-            self.recent_keys[half.group, half.topic, half.key] = position
-            if len(self.recent_keys) > RECENT_KEYS_MAX:
-                self.recent_keys.popitem(last=False)
 
     def _add_to_attempt(self, half: Half) -> None:
         if half.attempt is not None:

@@ -1,6 +1,7 @@
 """The results of deciding: what has to be stored, or why nothing has to be.
 
 Decision          one half: [final, op], stored in one append
+NativeChanges     plain halves that the native path has parked and decided
 GroupDecision     many halves: a decision record, then DecisionPieces of bounded size
 AlreadyDecided    nothing to store: the same verdict was given before
 InProgress        not now: another request of this turn decides the half
@@ -46,6 +47,20 @@ class Decision(msgspec.Struct, frozen=True):
     half: Half
     state: TransactionState
     records: list[Appendable]
+
+
+class NativeChanges(Protocol):
+    """What the native path has done to halves. Queue offsets are packed as 64-bit numbers."""
+
+    half_count: int  # parked, with consecutive queue offsets
+    last_half_offset: int
+    due: list[tuple[int, bytes]]  # due time, queue offsets of halves
+    first_op_offset: int
+    ended: bytes  # queue offsets of halves, in the order of their ops
+    committed: bytes
+    rolled_back: bytes
+    # Topic, whether they were committed, milliseconds since they were parked, number of halves.
+    outcomes: list[tuple[str, bool, int, int]]
 
 
 @dataclass(frozen=True, slots=True)

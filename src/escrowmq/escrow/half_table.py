@@ -1,6 +1,7 @@
 """What the coordinator remembers of half messages, from the most to the least detail.
 
     HalfTable         the undecided halves: all that is needed to decide, check and list each
+    PythonHalfTable    the same in Python; the native module has another one
     HalfStates        two bits for every half that the log still holds
     RocketMQCursors   where Apache RocketMQ would have to continue with this directory
     FinalCache        finals of the halves that were parked last
@@ -15,14 +16,16 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from escrowmq.message.record import NewRecord
 from escrowmq.message.transaction import TransactionState
+from escrowmq.native import NativePath
 from escrowmq.peer import Peer
 
 # --- undecided halves ----------------------------------------------------------------------------
@@ -42,8 +45,40 @@ class Attempt(NamedTuple):
 GroupTopicKey = tuple[str, str, bytes]
 
 
-class Half(msgspec.Struct, gc=False):
+class Half(Protocol):
     """A half message that is not decided: open or stranded."""
+
+    queue_offset: int
+    log_offset: int
+    size: int
+    queue_id: int
+    parked_ms: int
+    due_ms: int
+    producer: Peer | None  # the connection that sent it, or that answered a check last
+    checks: int  # that were handed to a socket
+    unknown_answers: int  # of these checks
+    is_stranded: bool
+    is_being_decided: bool  # its records are in this turn's batch
+    reason: str  # why it is stranded, or why it cannot be checked
+    previous_offsets: tuple[int, ...]  # queue offsets it had before it was moved
+    attempt: Attempt | None
+    last_remark: str  # what its producer said with its last UNKNOWN
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def group_topic_key(self) -> GroupTopicKey: ...
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether the log could not read it the last time."""
+
+
+class PythonHalf(msgspec.Struct, gc=False):
+    """A half of a `PythonHalfTable`."""
 
     queue_offset: int
     log_offset: int
@@ -54,15 +89,15 @@ class Half(msgspec.Struct, gc=False):
     key: bytes
     parked_ms: int
     due_ms: int
-    producer: Peer | None = None  # the connection that sent it, or that answered a check last
-    checks: int = 0  # that were handed to a socket
-    unknown_answers: int = 0  # of these checks
+    producer: Peer | None = None
+    checks: int = 0
+    unknown_answers: int = 0
     is_stranded: bool = False
-    is_being_decided: bool = False  # its records are in this turn's batch
-    reason: str = ""  # why it is stranded, or why it cannot be checked
-    previous_offsets: tuple[int, ...] = ()  # queue offsets it had before it was moved
+    is_being_decided: bool = False
+    reason: str = ""
+    previous_offsets: tuple[int, ...] = ()
     attempt: Attempt | None = None
-    last_remark: str = ""  # what its producer said with its last UNKNOWN
+    last_remark: str = ""
 
     @property
     def group_topic_key(self) -> GroupTopicKey:
@@ -70,8 +105,87 @@ class Half(msgspec.Struct, gc=False):
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether the log could not read it the last time."""
         return self.reason.startswith("unreadable")
+
+
+class UndecidedTotals(Protocol):
+    """How many halves, and how many bytes they have in the log."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+class HalfTable(Protocol):
+    """The undecided halves by queue offset and by unique key, and totals by group and topic.
+
+    It also recognises repeated sends, by the keys of halves that are being appended in this turn
+    and of halves that were decided lately.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Half]:
+        """Yield the halves in the order of the log."""
+
+    def new_half(
+        self,
+        topic: str,
+        queue_id: int,
+        group: str,
+        key: bytes,
+        parked_ms: int,
+        due_ms: int,
+        producer: Peer | None,
+    ) -> Half:
+        """Return a half without offsets and size, which is not in the table."""
+
+    def reserve(self, half: Half) -> bool:
+        """Reserve the key of a half that is about to be appended.
+
+        Return False if it is a repeated send: a half with this group, topic and key is in the
+        table, is reserved, or was decided lately.
+        """
+
+    def release(self, half: Half) -> None:
+        """Release the key of a half that could not be appended."""
+
+    def add(self, half: Half) -> None:
+        """Add a half that is stored. Its key is not reserved any more."""
+
+    def remove(self, half: Half) -> None: ...
+
+    def close(self, half: Half) -> None:
+        """Remove a half that is decided, and remember its key for a while."""
+
+    def remember_decided(
+        self, group: str, topic: str, key: bytes, queue_offset: int, log_offset: int
+    ) -> None:
+        """Remember the key of a half that was decided before the start."""
+
+    def strand(self, half: Half) -> None: ...
+    def find(self, queue_offset: int) -> Half | None: ...
+
+    def undecided(self, queue_offsets: array[int]) -> list[int]:
+        """Return those of these queue offsets at which the table has a half."""
+
+    def find_by_key(self, group: str, topic: str, key: bytes) -> Half | None:
+        """Return the undecided half of this group and topic with this key."""
+
+    def find_duplicate(self, group: str, topic: str, key: bytes) -> tuple[int, int] | None:
+        """Return queue and log offset of the half with this key, also if it is decided."""
+
+    def oldest(self) -> Half | None:
+        """Return the half with the lowest log offset."""
+
+    def group_totals(self, group: str) -> UndecidedTotals: ...
+    @property
+    def total(self) -> UndecidedTotals: ...
+    @property
+    def count_by_topic(self) -> Mapping[str, int]: ...
+    @property
+    def stranded_count(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -81,19 +195,25 @@ class HalfTotals:
 
 
 _NO_TOTALS = HalfTotals()
+DECIDED_KEYS_MAX: Final = 65_536  # of decided halves, to recognise a late repeated send
 
 
-class HalfTable:
-    """The undecided halves by queue offset and by unique key, and totals by group and topic."""
+class PythonHalfTable:
+    """The table in Python, and the specification of the native one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, decided_max: int = DECIDED_KEYS_MAX) -> None:
         self._by_offset: dict[int, Half] = {}
         # Unique keys are unique in most cases, so the key alone is enough and a tuple per half is
         # saved. Clients choose keys, though. If halves of several groups or topics have one key,
         # the first has it alone and the others with their group and topic.
         self._by_key: dict[bytes | GroupTopicKey, int] = {}
+        self._reserved: set[GroupTopicKey] = set()
+        # Queue offset and log offset of the halves that were decided last.
+        self._decided: OrderedDict[GroupTopicKey, tuple[int, int]] = OrderedDict()
+        self._decided_max = decided_max
         self._names: dict[str, str] = {}  # topics and groups
         self._totals_by_group: dict[str, HalfTotals] = {}
+        self._last_due_ms = 0
         self.count_by_topic: dict[str, int] = {}
         self.total = HalfTotals()
         self.stranded_count = 0
@@ -104,15 +224,37 @@ class HalfTable:
     def __iter__(self) -> Iterator[Half]:
         return iter(self._by_offset.values())
 
-    def intern_name(self, text: str) -> str:
-        """Return one shared object for equal names, because a million halves hold them.
+    def new_half(
+        self,
+        topic: str,
+        queue_id: int,
+        group: str,
+        key: bytes,
+        parked_ms: int,
+        due_ms: int,
+        producer: Peer | None,
+    ) -> Half:
+        # A million halves hold names and times, so equal ones share an object.
+        if due_ms != self._last_due_ms:
+            self._last_due_ms = due_ms
+        topic, group = self._names.get(topic, topic), self._names.get(group, group)
+        return PythonHalf(
+            0, 0, 0, topic, queue_id, group, key, parked_ms, self._last_due_ms, producer
+        )
 
-        It is shared as long as a half has it. A name of which no half was added would stay for
-        ever, so it is shared only from the first half on that is added.
-        """
-        return self._names.get(text, text)
+    def reserve(self, half: Half) -> bool:
+        group_topic_key = half.group, half.topic, half.key
+        if group_topic_key in self._reserved or self.find_duplicate(*group_topic_key):
+            return False
+        self._reserved.add(group_topic_key)
+        return True
+
+    def release(self, half: Half) -> None:
+        self._reserved.discard((half.group, half.topic, half.key))
 
     def add(self, half: Half) -> None:
+        self._reserved.discard((half.group, half.topic, half.key))
+        # A name is shared as long as a half has it.
         self._names.setdefault(half.topic, half.topic)
         self._names.setdefault(half.group, half.group)
         self._by_offset[half.queue_offset] = half
@@ -134,6 +276,19 @@ class HalfTable:
             del self._by_key[half.group_topic_key]
         self._update_totals(half, -1)
 
+    def close(self, half: Half) -> None:
+        self.remove(half)
+        if half.key:
+            self._decided[half.group, half.topic, half.key] = half.queue_offset, half.log_offset
+            if len(self._decided) > self._decided_max:
+                self._decided.popitem(last=False)
+
+    def remember_decided(
+        self, group: str, topic: str, key: bytes, queue_offset: int, log_offset: int
+    ) -> None:
+        name = self._names.get
+        self._decided[name(group, group), name(topic, topic), key] = queue_offset, log_offset
+
     def strand(self, half: Half) -> None:
         half.is_stranded = True
         self.stranded_count += 1
@@ -141,15 +296,23 @@ class HalfTable:
     def find(self, queue_offset: int) -> Half | None:
         return self._by_offset.get(queue_offset)
 
+    def undecided(self, queue_offsets: array[int]) -> list[int]:
+        by_offset = self._by_offset
+        return [queue_offset for queue_offset in queue_offsets if queue_offset in by_offset]
+
     def find_by_key(self, group: str, topic: str, key: bytes) -> Half | None:
-        """Return the half of this group and topic with this key."""
         half = self._by_offset.get(self._by_key.get(key, -1))
         if half is not None and half.group == group and half.topic == topic:
             return half
         return self._by_offset.get(self._by_key.get((group, topic, key), -1))
 
+    def find_duplicate(self, group: str, topic: str, key: bytes) -> tuple[int, int] | None:
+        half = self.find_by_key(group, topic, key)
+        if half is not None:
+            return half.queue_offset, half.log_offset
+        return self._decided.get((group, topic, key))
+
     def oldest(self) -> Half | None:
-        """Return the half with the lowest log offset."""
         # Halves are added in the order of the log, and dictionaries keep that order.
         return next(iter(self._by_offset.values()), None)
 
@@ -174,6 +337,14 @@ class HalfTable:
         else:
             del by_topic[topic]
             self._names.pop(topic, None)
+
+
+def new_half_table(native: NativePath) -> HalfTable:
+    """Return an empty table: the native one if the native path is used."""
+    if native.module is None:
+        return PythonHalfTable()
+    table: HalfTable = native.module.HalfTable(decided_max=DECIDED_KEYS_MAX)
+    return table
 
 
 # --- states of all halves ------------------------------------------------------------------------
@@ -226,6 +397,11 @@ class HalfStates:
             self.extend_to(queue_offset)
         index, shift = divmod(queue_offset - self.base_offset, _HALVES_PER_BYTE)
         self._bits[index] = self._bits[index] & ~(3 << 2 * shift) | state << 2 * shift
+
+    def put_many(self, queue_offsets: array[int], state: TransactionState) -> None:
+        """Set the state of many halves."""
+        for queue_offset in queue_offsets:
+            self.put(queue_offset, state)
 
     def extend_to(self, queue_offset: int) -> None:
         """Add open halves up to and including this one."""
@@ -309,6 +485,12 @@ class RocketMQCursors:
         elif unread:
             self._half_offset_of_ops.extend([-1] * unread)
         self._half_offset_of_ops.append(half_offset)
+
+    def add_ops(self, first_op_offset: int, half_offsets: array[int]) -> None:
+        """Add ops with consecutive offsets, each for one half."""
+        if half_offsets:
+            self.add_op(first_op_offset, half_offsets[0])
+            self._half_offset_of_ops.extend(half_offsets[1:])
 
     def advance(self, first_open_offset: int) -> None:
         self.half_offset = max(self.half_offset, first_open_offset)

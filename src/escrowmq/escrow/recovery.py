@@ -689,7 +689,11 @@ def _load_recent_keys(coordinator: TransactionCoordinator, store: RecoveryLog) -
             continue
         properties = parse_half(summary)
         if properties is not None and properties.key:
-            name = coordinator.halves.intern_name
-            group_topic_key = name(properties.group), name(properties.topic), properties.key
             # Of several copies with one key, the last one wins: it was the living half.
-            coordinator.recent_keys[group_topic_key] = summary.queue_offset, summary.log_offset
+            coordinator.halves.remember_decided(
+                properties.group,
+                properties.topic,
+                properties.key,
+                summary.queue_offset,
+                summary.log_offset,
+            )

@@ -190,6 +190,10 @@ class Connection:
         """The number of bytes received whose events have not been read."""
         return self._decoder.buffered_bytes
 
+    def take_partial(self) -> bytes:
+        """Remove and return the beginning of an incomplete frame, for another reader."""
+        return self._decoder.take_partial()
+
     def discard_received(self) -> None:
         """Free received bytes that are not read. Call this when the connection is closed."""
         self._decoder.discard()

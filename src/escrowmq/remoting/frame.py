@@ -124,6 +124,11 @@ class FrameDecoder(Generic[T]):
         self._partial = bytearray()
         self._release_chunk()
 
+    def take_partial(self) -> bytes:
+        """Remove and return the beginning of an incomplete frame."""
+        partial, self._partial = bytes(self._partial), bytearray()
+        return partial
+
     @property
     def partial_bytes(self) -> int:
         """The number of bytes received of an incomplete frame."""

@@ -89,7 +89,8 @@ class SendResponseEncoder:
     def __init__(self, *, store_host: bytes, region: str = REGION, trace_on: bool = True) -> None:
         self.store_host, self.region, self.trace_on = store_host, region, trace_on
         self._host_text = store_host.hex().upper()
-        tail = b',"MSG_REGION":%b,"TRACE_ON":"%b"}}' % (
+        # What ends every response, behind the fields that differ.
+        self.tail = b',"MSG_REGION":%b,"TRACE_ON":"%b"}}' % (
             _quote(region),
             b"true" if trace_on else b"false",
         )
@@ -98,7 +99,7 @@ class SendResponseEncoder:
             + b',"extFields":{"msgId":"'
             + self._host_text.encode()
             + b'%016X","queueId":"%d","queueOffset":"%d"%b'
-            + tail.replace(b"%", b"%%")
+            + self.tail.replace(b"%", b"%%")
         )
 
     def encode(

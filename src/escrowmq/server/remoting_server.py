@@ -29,7 +29,7 @@ import itertools
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from escrowmq.client_memory import ClientMemory, MemoryUse
@@ -73,6 +73,17 @@ SILENT_SEARCHED_MAX = 100  # connections without a request that are looked at to
 # 65,536 characters, each of which JSON may write as six. Everything else that is long is in the
 # body of a request.
 REQUEST_HEADER_BYTES_MAX = 512 * 1024
+
+
+class PlainRequestHandler(Protocol):
+    """Handles simple requests straight from the received bytes. The native path does so."""
+
+    def handle(self, chunks: list[Any], now_ms: int) -> Sequence[tuple[int, bytes, bool]]:
+        """Take tuples of connection, address, incomplete frame and bytes.
+
+        Return what is left: index of the chunk, bytes, and whether they begin with a request that
+        is not plain. If they do not, they are the beginning of an incomplete frame.
+        """
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -139,11 +150,16 @@ class RemotingServer:
         keeps_headers: bool = False,
         send_response_encoder: SendResponseEncoder | None = None,
         watermark: MemoryWatermark | None = None,
+        plain_requests: PlainRequestHandler | None = None,
     ) -> None:
         """Without `tls`, TLS is not served. `keeps_headers` is for a handler that verifies
         signatures. Pass the encoder of the broker's send responses if `handler` is a broker.
         `watermark` has the memory in which the handler counts what it keeps for connections; the
-        ports of a process share it."""
+        ports of a process share it. `plain_requests` handles whatever it can of the received
+        bytes, before the requests are decoded for `handler`."""
+        self.plain_requests = plain_requests
+        # The bytes that each connection has received in this turn.
+        self._chunks: dict[ServerConnection, bytes] = {}
         self.send_response_encoder = send_response_encoder or SendResponseEncoder(
             store_host=bytes(8)
         )
@@ -157,7 +173,7 @@ class RemotingServer:
         self._loop = asyncio.get_running_loop()
         self._unflushed: list[ServerConnection] = []
         self._is_turn_scheduled = False
-        self._turn_number = 0
+        self.turn_number = 0
         self._elapsed_s = clock.elapsed_s
         # Connections whose requests did not fit into their share.
         self._waiting = SliceScheduler(clock.elapsed_s)
@@ -289,8 +305,8 @@ class RemotingServer:
         turn: return what is left of the last request, which comes before the remaining events.
         """
         elapsed_s = self._elapsed_s
-        if connection.turn_number != self._turn_number:
-            connection.turn_number = self._turn_number
+        if connection.turn_number != self.turn_number:
+            connection.turn_number = self.turn_number
             connection.share_events = SHARE_EVENTS_MAX
             connection.share_end_s = min(elapsed_s(), self.turn_start_s + TURN_S) + SHARE_S
         remaining, end_s = connection.share_events, connection.share_end_s
@@ -327,6 +343,38 @@ class RemotingServer:
         except Exception:  # not even an error could be sent: it costs this request alone
             log.exception("request not responded to peer=%s", connection.address)
         return None
+
+    def add_chunk(self, connection: ServerConnection, data: bytes) -> None:
+        """Let the plain path read the bytes of a connection at the end of the turn."""
+        self.schedule_turn()
+        earlier = self._chunks.get(connection)
+        self._chunks[connection] = data if earlier is None else earlier + data
+
+    def handle_chunks(self) -> None:
+        """Handle the plain requests of all connections, then whatever they leave.
+
+        Also those of a connection that its client has closed in the meantime: it may have sent the
+        end of a transaction last, and expects no response.
+        """
+        if self.plain_requests is None or not self._chunks:
+            return
+        received, self._chunks = self._chunks, {}
+        chunks = [
+            (connection, connection.peer_host, connection.take_incomplete(), data)
+            for connection, data in received.items()
+        ]
+        leftovers = {
+            index: (rest, is_stopped)
+            for index, rest, is_stopped in self.plain_requests.handle(chunks, self.turn_start_ms)
+        }
+        for index, (connection, _, incomplete, data) in enumerate(chunks):
+            rest, is_stopped = leftovers.get(index, (b"", False))
+            is_new_frame = len(rest) < len(incomplete) + len(data)
+            try:
+                connection.receive_leftover(rest, is_stopped=is_stopped, is_new_frame=is_new_frame)
+            except Exception:  # it costs this connection, and no other its requests
+                log.exception("connection closed peer=%s: a request failed", connection.address)
+                connection.abort()
 
     def add_waiting(self, connection: ServerConnection, work: SlicedWork) -> None:
         """Go on with the work of a connection at the end of this turn, in slices."""
@@ -411,6 +459,7 @@ class RemotingServer:
             self._loop.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
+        self.handle_chunks()
         wants_more = self._waiting.run_turn()
         try:
             wants_more = self._handler.end_turn(self.turn_start_ms) or wants_more
@@ -419,7 +468,7 @@ class RemotingServer:
         unflushed, self._unflushed = self._unflushed, []
         was_scheduled = self._is_turn_scheduled
         self._is_turn_scheduled = False  # only now: end_turn() above wrote responses of this turn
-        self._turn_number += 1
+        self.turn_number += 1
         for connection in unflushed:
             self._flush(connection)
             self.update_unsent(connection)

@@ -43,6 +43,7 @@ from escrowmq.errors import (
 )
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.metrics import Registry
+from escrowmq.native import NativePath, load_native
 from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.server.connection_limits import MemoryWatermark, memory_limits
 from escrowmq.server.live_config import LiveConfig, RuntimeSettings, configure_logging
@@ -288,7 +289,8 @@ async def _run_broker(
     listening_socket = bind(config.network.bind_address, config.network.listen_port)
     port = bound_port(listening_socket)
     store_host = encode_host(address, port)
-    store = _open_store(config, disk, store_host, listening_socket)
+    native = load_native(is_enabled=config.broker.native_enabled)
+    store = _open_store(config, disk, store_host, listening_socket, native)
     group_commit = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_s)
     registrars: list[Registrar] = []
     wall, clock = clock, SteadyClock(clock)
@@ -300,9 +302,7 @@ async def _run_broker(
         _unique_keys(address),
         store_host=store_host,
         version=f"EscrowMQ_{version('escrowmq')}",
-        when_flushed=group_commit.when_flushed
-        if config.store.flush_mode is FlushMode.SYNC
-        else None,
+        when_flushed=group_commit.when_flushed if _is_sync(config) else None,
         on_topics_changed=lambda: _report_topics_changed(registrars),
         flush=group_commit.when_flushed,
         counters=BrokerCounters(clock.elapsed_s),
@@ -312,6 +312,7 @@ async def _run_broker(
         memory=watermark.memory,
         elapsed_s=clock.elapsed_s,
         past_times=maintenance.past_times(),
+        native=native,
     )
     server = _new_server(config, clock, broker, access, store_host, watermark)
     broker.clock_report = maintenance.clock_report
@@ -333,7 +334,8 @@ async def _run_broker(
         *(registrar.run() for registrar in registrars),
         *_background_loops(config, clock, broker, server, maintenance, failed),
     ):
-        log.info("broker listens address=%s:%d", config.network.bind_address, port)
+        bound = config.network.bind_address, port
+        log.info("broker listens address=%s:%d path=%s", *bound, native.description)
         await _wait_registered(registrars[:required_registrations], failed)
         yield
     if not await _stop(broker, server, group_commit, maintenance, clock):
@@ -369,7 +371,12 @@ def _new_server(
             store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
         ),
         watermark=watermark,
+        plain_requests=broker.native_requests,
     )
+
+
+def _is_sync(config: Config) -> bool:
+    return config.store.flush_mode is FlushMode.SYNC
 
 
 def _report_topics_changed(registrars: list[Registrar]) -> None:
@@ -398,7 +405,11 @@ def _unique_keys(address: str) -> UniqueKeyGenerator:
 
 
 def _open_store(
-    config: Config, disk: Disk, store_host: bytes, listening_socket: socket.socket
+    config: Config,
+    disk: Disk,
+    store_host: bytes,
+    listening_socket: socket.socket,
+    native: NativePath,
 ) -> MessageStore:
     try:
         store = MessageStore.open(
@@ -406,6 +417,7 @@ def _open_store(
             config.store,
             store_host=store_host,
             delay_levels_ms=config.delay.delay_levels_ms,
+            native=native,
         )
     except EscrowError:
         listening_socket.close()
@@ -476,10 +488,11 @@ def _background_loops(
             log.error("the store has failed; start again, recovery reads what is on the disk")
             failed.set()
 
+    tick_interval_ms = round(config.delay.tick_interval_s * 1000)
     offsets_interval_s = config.consume.offsets_interval_ms / 1000
     delays_interval_s = config.delay.delay_offsets_interval_ms / 1000
     return [
-        repeat("tick", tick, config.delay.tick_interval_s),
+        repeat("tick", tick, lambda: broker.next_tick_ms(clock.now_ms(), tick_interval_ms) / 1000),
         repeat("sweep of connections", server.sweep_connections, SWEEP_INTERVAL_S),
         repeat("saving offsets", broker.save_offsets, offsets_interval_s),
         repeat("saving delays", broker.save_delayed_messages, delays_interval_s),

@@ -55,6 +55,8 @@ TURN_RESPONSE_BYTES_MAX = 1024 * 1024
 # the growth of a broker's memory with thousands of connections that have sent a request: 3,900
 # bytes each, with TLS 50,300 without portions; tests/e2e/broker/test_greedy_clients.py repeats it.
 CONNECTION_BYTES = 8 * 1024
+IPV4_HOST_BYTES = 8
+PLAIN_FRAME_BYTES_MAX = 64 * 1024  # longer frames are not plain
 TLS_CONNECTION_BYTES = 160 * 1024
 # Of a call that waits for a client, with the request that is responded to afterwards. Measured on
 # CPython 3.11 by tests/unit/test_memory_estimates.py: 1,670 bytes with two names of 255 bytes.
@@ -98,6 +100,9 @@ class ServerConnection(asyncio.Protocol):
         self.share_events = 0  # how many more of them fit into the share of this turn
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # incomplete request: bytes received so far, and its number
+        self.incomplete = b""  # the beginning of a frame, for the plain path
+        self._incomplete_count = 0
+        self._can_be_plain = False
         self.address = ""
         self.origin = ""
         self.peer_host = b"\0" * 8
@@ -113,6 +118,9 @@ class ServerConnection(asyncio.Protocol):
         self._has_tls = transport.get_extra_info("sslcontext") is not None
         if self._has_tls:
             self._portion_bytes = TLS_PORTION_BYTES
+        self._can_be_plain = (
+            self._server.plain_requests is not None and len(self.peer_host) == IPV4_HOST_BYTES
+        )
         self._transport.set_write_buffer_limits(high=self._portion_bytes)
         if self._server.admit(self):
             own_bytes = TLS_CONNECTION_BYTES if self._has_tls else CONNECTION_BYTES
@@ -121,9 +129,41 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        server, connection = self._server, self._connection
+        server = self._server
         if self._closes_when_sent:
             return  # received before reading could be paused
+        # Behind a request of this turn that was not plain, nothing is: the order is kept.
+        is_behind_other = self.turn_number == server.turn_number or self._has_waiting_events
+        if self._can_be_plain and not is_behind_other:
+            server.add_chunk(self, data)
+            self.last_active_s = server.turn_start_s
+        else:
+            self._receive(self.take_incomplete() + data)
+
+    def take_incomplete(self) -> bytes:
+        """Remove and return the beginning of a frame that the last chunk of this turn cut."""
+        incomplete, self.incomplete = self.incomplete, b""
+        return incomplete
+
+    def receive_leftover(self, rest: bytes, *, is_stopped: bool, is_new_frame: bool) -> None:
+        """Go on with what the plain path has left of a chunk.
+
+        `is_stopped`: it begins with a request that is not plain. Otherwise it is the beginning of
+        a frame; `is_new_frame`: another one than before.
+        """
+        if self._is_silent and is_new_frame:
+            self._is_silent = False
+            self._server.request_received(self)
+        if is_stopped:
+            self._receive(rest)
+            return
+        self.incomplete = rest
+        self._incomplete_count += is_new_frame
+        self._update_partial()
+
+    def _receive(self, data: bytes) -> None:
+        """Handle requests in the Python path."""
+        server, connection = self._server, self._connection
         try:
             connection.receive(data)
             server.schedule_turn()
@@ -141,7 +181,16 @@ class ServerConnection(asyncio.Protocol):
                 self._update_reading()
                 server.memory.set(self, MemoryUse.WAITING_REQUESTS, connection.buffered_bytes)
                 server.add_waiting(self, self._continue(events, remaining_work))
+        self._return_partial()
         self._update_partial()
+
+    def _return_partial(self) -> None:
+        """Let the plain path go on with a frame that is not complete, if it is short."""
+        partial_bytes, number = self._connection.partial_frame
+        is_handled = not self._has_waiting_events and self.is_open
+        if self._can_be_plain and is_handled and 0 < partial_bytes < PLAIN_FRAME_BYTES_MAX:
+            self.incomplete = self._connection.take_partial()
+            self._incomplete_count = number
 
     def _watch_first(self, events: Iterator[Event]) -> Iterator[Event]:
         """Yield the events, and note that the connection is not silent before the first."""
@@ -178,6 +227,7 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
         self._has_waiting_events = False
         self._server.memory.set(self, MemoryUse.WAITING_REQUESTS, 0)
+        self._return_partial()
         self._update_reading()
         self._update_partial()
 
@@ -202,6 +252,7 @@ class ServerConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Let a client that sends no more read its responses. Return whether to stay open."""
+        self._server.handle_chunks()  # the requests that it has sent last
         if self._has_tls:  # it cannot be open in one direction only
             self._discard()
             self._server.update_unsent(self)
@@ -210,8 +261,11 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def _update_partial(self) -> None:
-        if self._connection.partial_frame != self.partial:
-            before, self.partial = self.partial, self._connection.partial_frame
+        partial = self._connection.partial_frame
+        if self.incomplete:
+            partial = len(self.incomplete), self._incomplete_count
+        if partial != self.partial:
+            before, self.partial = self.partial, partial
             self._server.update_partial(self, before)
 
     def pause_writing(self) -> None:

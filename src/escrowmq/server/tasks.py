@@ -440,16 +440,22 @@ async def _run_to_completion(function: Callable[[], None]) -> bool:
 
 
 async def repeat(
-    name: str, step: Callable[[], None], interval_s: float, *, failures_max: int = FAILURES_MAX
+    name: str,
+    step: Callable[[], None],
+    interval_s: float | Callable[[], float],
+    *,
+    failures_max: int = FAILURES_MAX,
 ) -> None:
-    """Call `step` at an interval. An error is logged and passes; many in a row are raised.
+    """Call `step` at an interval, which may be computed anew each time.
+
+    An error is logged and passes; many in a row are raised.
 
     A StoreError passes however often it comes: a file that cannot be saved now is saved later, and
     a store that has failed stops the server in another way.
     """
     failures = 0
     while True:
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(interval_s if isinstance(interval_s, float | int) else interval_s())
         try:
             step()
         except StoreError as error:

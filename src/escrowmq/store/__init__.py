@@ -30,7 +30,8 @@ What always holds:
 
 Modules in reading order:
 
-    store.py          the store: append, read, flush, checkpoint
+    store.py          the store: append, flush, checkpoint
+    store_reader.py   its reading side: by queue, offset, key and time
     recovery.py       open a directory after a crash
     log_scan.py       read a log from record to record, past damage
     flush_marks.py    how far the log was durable

@@ -16,7 +16,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from escrowmq.message.keys import POWERS, hash_suffixes, hash_with_shared_prefix, unsigned_hash
 
@@ -40,7 +40,25 @@ class PendingKeyRun(NamedTuple):
             yield self.topic, key, log_offset, self.stored_ms
 
 
-PendingKeys = PendingKey | PendingKeyRun
+class KeyBlock(Protocol):
+    """The keys of the records of one batch, hashed already."""
+
+    @property
+    def stored_ms(self) -> int: ...
+    @property
+    def hashes(self) -> bytes:
+        """The hashes as 32-bit numbers of this machine."""
+
+    @property
+    def log_offsets(self) -> bytes:
+        """The log offsets of the records as 64-bit numbers of this machine."""
+
+    def __len__(self) -> int: ...
+    def find(self, hash_value: int) -> list[int]:
+        """Return the log offsets of the keys with this hash, the newest first."""
+
+
+PendingKeys = PendingKey | PendingKeyRun | KeyBlock
 
 
 def key_hash(topic: str, key: bytes) -> int:
@@ -114,38 +132,74 @@ def _java_abs_all(values: Sequence[int]) -> list[int]:
 class KeyColumns(NamedTuple):
     """Keys for the index files, as columns of equal length."""
 
-    hashes: list[int]
-    log_offsets: list[int]
-    stored_ms: list[int]
+    hashes: array[int]  # 32 bits
+    log_offsets: array[int]  # 64 bits
+    stored_ms: array[int]  # 64 bits
 
     @classmethod
     def from_pending(cls, pending: Sequence[PendingKeys]) -> KeyColumns:
         """Hash pending keys. Their order is kept."""
-        columns = cls([], [], [])
+        columns = cls(array("I"), array("q"), array("q"))
         for kind, group in itertools.groupby(pending, type):
             if kind is PendingKeyRun:
                 for run in cast(Iterator[PendingKeyRun], group):
                     columns.hashes.extend(hash_run(run))
                     columns.log_offsets.extend(run.log_offsets)
                     columns.stored_ms.extend([run.stored_ms] * len(run.keys))
-            else:
-                topics, keys, log_offsets, stored = zip(*group, strict=True)
+            elif kind is tuple:
+                topics, keys, log_offsets, stored = zip(
+                    *cast(Iterator[PendingKey], group), strict=True
+                )
                 columns.hashes.extend(hash_keys(topics, keys))
                 columns.log_offsets.extend(log_offsets)
                 columns.stored_ms.extend(stored)
+            else:
+                for block in cast(Iterator[KeyBlock], group):
+                    columns.hashes.frombytes(block.hashes)
+                    columns.log_offsets.frombytes(block.log_offsets)
+                    columns.stored_ms.extend(array("q", [block.stored_ms]) * len(block))
         return columns
 
     def part(self, begin: int, end: int) -> KeyColumns:
         return KeyColumns(*(column[begin:end] for column in self))
 
 
-def newest_first(pending: Sequence[PendingKeys]) -> Iterator[PendingKey]:
-    """Yield pending keys one by one, in reverse order."""
+class LinkedEntries(NamedTuple):
+    """What new entries change in an index file. The native module returns the same."""
+
+    entries: bytes  # as the file holds them
+    words: bytes  # the changed slots: position 4, value 4, both big-endian
+    sum_changes: list[tuple[int, int]]  # of pages of slots: number of the page, difference
+    new_slots: int  # that were empty before
+
+
+def find_pending(
+    pending: Sequence[PendingKeys], topic: str, key: bytes
+) -> Iterator[tuple[int, int] | None]:
+    """Yield log offset and stored time of the pending entries that may have this key.
+
+    The newest come first; None stands for an entry that does not have it. A block of keys knows
+    only hashes, as an index file does.
+    """
+    hash_value = key_hash(topic, key)
     for entry in reversed(pending):
         if isinstance(entry, PendingKeyRun):
-            yield from reversed(list(entry.iter_keys()))
+            for run_topic, run_key, log_offset, stored_ms in reversed(list(entry.iter_keys())):
+                yield (log_offset, stored_ms) if (run_topic, run_key) == (topic, key) else None
+        elif isinstance(entry, tuple):
+            yield (entry[2], entry[3]) if (entry[0], entry[1]) == (topic, key) else None
         else:
-            yield entry
+            yield None
+            for log_offset in entry.find(hash_value):
+                yield log_offset, entry.stored_ms
+
+
+def newest_stored_ms(pending: Sequence[PendingKeys]) -> int:
+    """Return the stored time of the last pending key; 0 if there is none."""
+    if not pending:
+        return 0
+    last = pending[-1]
+    return last[3] if isinstance(last, tuple) else last.stored_ms
 
 
 def pack_rows(*columns: array[int]) -> bytes:

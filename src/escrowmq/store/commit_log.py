@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, count, repeat
 from typing import Any, Final, NamedTuple
@@ -56,7 +56,7 @@ from escrowmq.message.record import (
     has_crc_property,
     pack_properties_length,
 )
-from escrowmq.store.disk import Disk, File, read_what_is_left
+from escrowmq.store.disk import BytesLike, Disk, File, read_what_is_left
 from escrowmq.store.flush_marks import FlushMarks
 from escrowmq.store.log_reads import LogRange, RecentAppends, check_records, group_ranges
 
@@ -207,6 +207,34 @@ class CommitLog:
             self._files_created += 1
         return segment
 
+    def write_encoded(self, parts: Sequence[tuple[LogOffset, BytesLike]], end: LogOffset) -> None:
+        """Append encoded records: the bytes for each segment, with the offset where they begin.
+
+        If that fails, none of them is in the log; raises StoreError.
+        """
+        self.check_not_failed()
+        try:
+            for begin, data in parts:
+                segment = self.get_or_create_segment(begin // self.segment_bytes)
+                segment.file.write_at(begin - segment.base, data)
+        except Exception as error:  # a MemoryError too must leave nothing behind
+            self._undo_append(error)
+            raise
+        for begin, data in parts:
+            self.recent.add(begin, data)
+        self.end = end
+        self._window = _NO_WINDOW  # it may contain what was here before the append
+
+    def _undo_append(self, cause: Exception) -> None:
+        """Remove what a failed append has written, so that not even a crash can bring it back."""
+        try:
+            self.truncate(self.end)
+        except Exception as error:
+            self.fail(error)
+            raise StoreFailed(
+                f"{cause}; what was written of it could not be removed: {error}"
+            ) from cause
+
     def truncate(self, begin: LogOffset) -> None:
         """Set everything from `begin` on to zero, durably. Whole segments are removed."""
         self._window = _NO_WINDOW
@@ -221,11 +249,6 @@ class CommitLog:
                 segment.file.resize(keep)
                 segment.file.resize(self.segment_bytes)
                 segment.file.sync()
-
-    def finish_append(self, end: LogOffset) -> None:
-        """Let the log end behind what was appended."""
-        self.end = end
-        self._window = _NO_WINDOW  # it may contain what was here before the append
 
     def check_not_failed(self) -> None:
         if self._failure is not None:
@@ -563,25 +586,10 @@ class LogBatch:
 
     def write(self) -> None:
         """Write all records. If that fails, none of them is in the log; raises StoreError."""
-        log, pieces = self._log, self._pieces
-        data = b"".join(pieces)
-        try:
-            for begin, filled in self._full_segments:
-                self._write_at(begin, filled)
-            if data:
-                self._write_at(self._piece_begin, data)
-        except Exception as error:  # a MemoryError too must leave nothing behind
-            self._undo(error)
-            raise
-        for begin, filled in self._full_segments:
-            log.recent.add(begin, filled)
-        if data:
-            log.recent.add(self._piece_begin, data)
-        log.finish_append(self._end)
-
-    def _write_at(self, begin: LogOffset, data: bytes) -> None:
-        segment = self._log.get_or_create_segment(begin // self._log.segment_bytes)
-        segment.file.write_at(begin - segment.base, data)
+        parts: list[tuple[LogOffset, BytesLike]] = [*self._full_segments]
+        if data := b"".join(self._pieces):
+            parts.append((self._piece_begin, data))
+        self._log.write_encoded(parts, self._end)
 
     def _roll_segment(self, log_offset: LogOffset) -> LogOffset:
         """End this segment with the blank record. Return where the next segment begins."""
@@ -592,16 +600,6 @@ class LogBatch:
         self._piece_begin = LogOffset(log_offset + remaining)
         self._remaining_bytes = self._log.segment_bytes - BLANK.size
         return self._piece_begin
-
-    def _undo(self, cause: Exception) -> None:
-        """Remove what a failed batch has written, so that not even a crash can bring it back."""
-        try:
-            self._log.truncate(self._log.end)
-        except Exception as error:
-            self._log.fail(error)
-            raise StoreFailed(
-                f"{cause}; what was written of it could not be removed: {error}"
-            ) from cause
 
 
 _HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6

@@ -139,6 +139,11 @@ class ConsumeQueue:
         self.tail += pack_rows(array("Q", log_offsets), array("I", sizes), no_tags)
         self.next_offset = QueueOffset(self.next_offset + len(sizes))
 
+    def add_entries(self, entries: bytes) -> None:
+        """Add entries that are encoded already."""
+        self.tail += entries
+        self.next_offset = QueueOffset(self.next_offset + len(entries) // QUEUE_ENTRY_BYTES)
+
     def remove_last(self) -> None:
         """Undo the last `add`, because its message did not reach the log."""
         del self.tail[-QUEUE_ENTRY_BYTES:]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -49,11 +49,11 @@ class IndexChecksums:
     def copy(self) -> IndexChecksums:
         return IndexChecksums(self.header, self.slot_sums[:], self.entry_crcs[:])
 
-    def change_slots(self, newest: Mapping[int, int], replaced: Mapping[int, int]) -> None:
-        """Follow the change of slots, from what they held to the newest entries."""
+    def change_sums(self, changes: Iterable[tuple[int, int]]) -> None:
+        """Follow a change of slots: pages, and by how much their sums change."""
         sums = self.slot_sums
-        for slot, number in newest.items():
-            sums[slot // SLOTS_PER_SUM] += number - replaced[slot]
+        for page, difference in changes:
+            sums[page] += difference
 
     def add_entries(self, first_number: int, entries: bytes) -> None:
         """Follow entries that are appended."""

@@ -32,6 +32,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Final
 from zlib import crc32
 
@@ -39,8 +40,16 @@ import msgspec
 
 from escrowmq.errors import ReadFailed, StoreError
 from escrowmq.message.record import LogOffset
+from escrowmq.native import NativePath, load_native
 from escrowmq.parsing import format_file_timestamp
-from escrowmq.store.columns import KeyColumns, PendingKeys, key_hash, newest_first, pack_rows
+from escrowmq.store.columns import (
+    KeyColumns,
+    LinkedEntries,
+    PendingKeys,
+    find_pending,
+    key_hash,
+    pack_rows,
+)
 from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import (
     Disk,
@@ -160,8 +169,13 @@ class KeyIndex:
         is_enabled: bool = True,
         damage: DamageReports | None = None,
         log_offsets_between: LogOffsetsBetween = lambda begin, end: iter(()),
+        native: NativePath | None = None,
     ) -> None:
-        """`log_offsets_between` yields the records of the log in a range, for damaged entries."""
+        """`log_offsets_between` yields the records of the log in a range, for damaged entries.
+
+        `native`: the native path; if there is none, it is used if it is installed.
+        """
+        self._native = (load_native() if native is None else native).module
         self.is_enabled = is_enabled  # if not, no key is added; existing keys are still found
         self._disk = disk
         self._open_files = open_files
@@ -229,7 +243,7 @@ class KeyIndex:
         """Write changes so that a crash at any point leaves all of them or none."""
         if changes:
             write_redo(self._disk, changes)
-            apply_changes(self._disk, changes)
+            apply_changes(self._disk, changes, self._native)
 
     def _plan_file_change(self, file: IndexFile, keys: KeyColumns) -> FileChange:
         """Return the writes that add keys to a file, and update its header in memory."""
@@ -237,35 +251,70 @@ class KeyIndex:
         first = file.count
         if first == 1:
             file.begin_ms, file.begin_offset = stored[0], log_offsets[0]
-        slots = [value % self._slot_count for value in hashes]
-        previous = self._slot_heads(file, slots)
-        heads = dict(zip(slots, previous, strict=True))
-        file.used_slots += previous.count(0)
-        newest = dict(
-            zip(slots, itertools.count(first), strict=False)
-        )  # number of the last entry per slot
-        if len(newest) < len(slots):
-            file.used_slots -= _link_shared_slots(slots, previous, first, newest)
-        seconds = self._seconds_since(stored, file.begin_ms)
-        entries = pack_rows(
-            array("I", hashes), array("Q", log_offsets), array("I", seconds), array("I", previous)
-        )
+        linked = self._link_natively(file, keys) or self._link(file, keys)
+        file.used_slots += linked.new_slots
         file.count = first + len(hashes)
         file.end_offset, file.end_ms = log_offsets[-1], stored[-1]
         if file.checksums is not None:
             checksums = file.checksums = file.checksums.copy()
-            checksums.change_slots(newest, heads)
-            checksums.add_entries(first, entries)
+            checksums.change_sums(linked.sum_changes)
+            checksums.add_entries(first, linked.entries)
             checksums.header = file.header()
-        positions = [HEADER.size + slot * SLOT.size for slot in newest]
         return FileChange(
             path=file.path,
             size=self._file_bytes,
             writes=[
-                (self._entries_position + first * INDEX_ENTRY.size, entries),
+                (self._entries_position + first * INDEX_ENTRY.size, linked.entries),
                 (0, file.header()),
             ],
-            words=pack_rows(array("I", positions), array("I", newest.values())),
+            words=linked.words,
+        )
+
+    def _link_natively(self, file: IndexFile, keys: KeyColumns) -> LinkedEntries | None:
+        """Link many keys without holding the interpreter's lock: requests are handled meanwhile.
+
+        None if there are few, or no native module.
+        """
+        if self._native is None or len(keys.hashes) <= _SINGLE_READS_MAX:
+            return None
+        slots = b""
+        if file.count > 1:
+            slots_bytes = self._slot_count * SLOT.size
+            slots = self._open_files.read(file.path, HEADER.size, slots_bytes)
+        linked: LinkedEntries = self._native.link_entries(
+            keys.hashes.tobytes(),
+            keys.log_offsets.tobytes(),
+            keys.stored_ms.tobytes(),
+            begin_ms=file.begin_ms,
+            slot_count=self._slot_count,
+            first=file.count,
+            slots=slots,
+        )
+        return linked
+
+    def _link(self, file: IndexFile, keys: KeyColumns) -> LinkedEntries:
+        """Link keys. This is the specification of the native version."""
+        hashes, log_offsets, stored = keys
+        first = file.count
+        slots = [value % self._slot_count for value in hashes]
+        previous = self._slot_heads(file, slots)
+        heads = dict(zip(slots, previous, strict=True))
+        new_slots = previous.count(0)
+        newest = dict(
+            zip(slots, itertools.count(first), strict=False)
+        )  # number of the last entry per slot
+        if len(newest) < len(slots):
+            new_slots -= _link_shared_slots(slots, previous, first, newest)
+        seconds = self._seconds_since(stored, file.begin_ms)
+        entries = pack_rows(
+            array("I", hashes), array("Q", log_offsets), array("I", seconds), array("I", previous)
+        )
+        positions = [HEADER.size + slot * SLOT.size for slot in newest]
+        return LinkedEntries(
+            entries,
+            pack_rows(array("I", positions), array("I", newest.values())),
+            [(slot // SLOTS_PER_SUM, number - heads[slot]) for slot, number in newest.items()],
+            new_slots,
         )
 
     def _slot_heads(self, file: IndexFile, slots: list[int]) -> list[int]:
@@ -310,12 +359,10 @@ class KeyIndex:
         seen = set()  # a key may be in memory and in a file while a flush is running
         passed = 0
         for pending in self._unwritten_keys():
-            for entry_topic, entry_key, log_offset, stored_ms in newest_first(pending):
-                is_match = (entry_topic, entry_key) == (topic, key)
-                is_match = is_match and begin_ms <= stored_ms <= end_ms
-                if is_match and log_offset not in seen:
-                    seen.add(log_offset)
-                    yield LogOffset(log_offset)
+            for entry in find_pending(pending, topic, key):
+                if entry is not None and begin_ms <= entry[1] <= end_ms and entry[0] not in seen:
+                    seen.add(entry[0])
+                    yield LogOffset(entry[0])
                 passed += 1
                 if passed % ENTRIES_PER_SLICE == 0:
                     yield None
@@ -627,10 +674,10 @@ def expired_files(files: list[IndexFile], log_begin: int) -> list[IndexFile]:
     return list(itertools.takewhile(lambda file: file.end_offset < log_begin, files[:-1]))
 
 
-def _end_of_ascent(times_ms: list[int], begin: int, end: int) -> int:
-    """Return where the times decrease by much; `end`, or the end of the list, if nowhere."""
+def _end_of_ascent(times_ms: array[int], begin: int, end: int) -> int:
+    """Return where the times decrease by much; `end`, or the end of the column, if nowhere."""
     part = times_ms[begin:end]
-    if part == sorted(part):  # nearly always, and a loop would cost much more
+    if part == array("q", sorted(part)):  # nearly always, and a loop would cost much more
         return begin + len(part)
     for index, (first, second) in enumerate(itertools.pairwise(part), begin + 1):
         if second < first - STORED_TIME_WAIT_MAX_MS:
@@ -674,7 +721,7 @@ def load_redo(disk: Disk) -> list[FileChange]:
     return _decoder.decode(data)
 
 
-def apply_changes(disk: Disk, changes: list[FileChange]) -> None:
+def apply_changes(disk: Disk, changes: list[FileChange], native: ModuleType | None = None) -> None:
     """Make changes durably. They may have been made before, in part or as a whole."""
     for change in changes:
         is_new = not disk.exists(change.path)
@@ -684,7 +731,10 @@ def apply_changes(disk: Disk, changes: list[FileChange]) -> None:
                 file.resize(change.size)
             for position, data in change.writes:
                 file.write_at(position, data)
-            _write_words(file, change.words)
+            if native is None:
+                _write_words(file, change.words)
+            else:
+                _write_words_natively(file, change.words, native)
             file.sync()
         finally:
             file.close()
@@ -715,6 +765,14 @@ def _write_words(file: File, words: bytes) -> None:
         page_positions = [positions[index] for index in indexes]
         page_values = [values[index] for index in indexes]
         _write_merged(file, page_begin, page_begin + _PAGE_BYTES, page_positions, page_values)
+
+
+def _write_words_natively(file: File, words: bytes, native: ModuleType) -> None:
+    """Do the same with the native module."""
+    for begin, end, part in native.plan_words(words, _PAGE_BYTES, _DENSE_BYTES):
+        content = bytearray(read_what_is_left(file, begin, end - begin))
+        native.merge_words(content, begin, part)
+        file.write_at(begin, content)
 
 
 def _write_merged(

@@ -27,6 +27,7 @@ from escrowmq.message.record import (
     decode_record,
     encode_topic,
 )
+from escrowmq.store.disk import BytesLike
 
 RECENT_BYTES_MAX: Final = 8 << 20
 # Records of a queue lie between those of others. To read a gap takes less time than another read.
@@ -44,7 +45,7 @@ class RecentAppends:
         self._appends: list[memoryview] = []
         self._bytes = 0
 
-    def add(self, begin: int, data: bytes) -> None:
+    def add(self, begin: int, data: BytesLike) -> None:
         """Add bytes that were appended at a log offset. Offsets ascend from call to call."""
         self._begins.append(begin)
         self._appends.append(memoryview(data))

@@ -18,15 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
-
-import msgspec
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 from escrowmq.config import DelayConfig, StoreConfig
 from escrowmq.errors import (
-    CorruptRecord,
-    RecordNotFound,
     RecordRefused,
     StoreError,
     StoreFailed,
@@ -45,9 +41,10 @@ from escrowmq.message.record import (
     StoredRecord,
     encoded_size,
 )
+from escrowmq.native import NativePath
 from escrowmq.sliced_work import SlicedResult, SlicedWork, run_to_end
 from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
-from escrowmq.store.columns import PendingKeyRun, PendingKeys
+from escrowmq.store.columns import KeyBlock, PendingKeyRun, PendingKeys, newest_stored_ms
 from escrowmq.store.commit_log import (
     AppendResult,
     CommitLog,
@@ -58,236 +55,54 @@ from escrowmq.store.commit_log import (
 )
 from escrowmq.store.config_files import DeletedTopics
 from escrowmq.store.consume_queue import (
-    BLANK_SIZE,
-    ENTRY,
     ConsumeQueue,
     QueueBlocks,
     QueueTable,
     check_queue_name,
 )
-from escrowmq.store.damage import DamageKind, DamageReports
+from escrowmq.store.damage import DamageReports
 from escrowmq.store.disk import Disk, Lock, OpenFiles, remove_file, write_file
 from escrowmq.store.flush_marks import MARKS_PATH, report_damaged_marks
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
-from escrowmq.store.key_index import RESULTS_MAX, STORED_TIME_WAIT_MAX_MS, KeyIndex
+from escrowmq.store.key_index import STORED_TIME_WAIT_MAX_MS, KeyIndex
 from escrowmq.store.log_scan import KnownBoundaries, LogHistory, LogScanner
-from escrowmq.store.queue_reader import (
-    EntryFilter,
-    QueueRead,
-    RecordSummary,
-    first_stored_ms,
-    offset_by_time,
-    read_queue,
-    read_record_summary,
-)
 from escrowmq.store.queue_repair import QueueRepair
 from escrowmq.store.recovery import Recovery, cut_longer_segments, recover
+from escrowmq.store.store_reader import StoreReader
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
-_TIME_MAX_MS: Final = 1 << 62
 DEFAULT_DELAY_LEVELS_MS: Final = DelayConfig().delay_levels_ms
 
 
-class StoreReader:
-    """The reading side of a store: by queue, log offset, key and time. It writes nothing."""
-
-    _log: CommitLog
-    _queues: QueueTable
-    _index: KeyIndex
-    _last_record_offset: int
-    damage: DamageReports
-
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        *,
-        count_max: int = 32,
-        bytes_max: int = 256 * 1024,
-        message_filter: EntryFilter | None = None,
-        is_over: Callable[[], bool] | None = None,
-    ) -> QueueRead:
-        """Read messages of a queue, see `read_queue`."""
-        queue = self._queues.find(topic, queue_id)
-        return read_queue(
-            self._log,
-            queue,
-            queue_offset,
-            count_max=count_max,
-            bytes_max=bytes_max,
-            message_filter=message_filter,
-            is_over=is_over,
-            report_damage=self._report_damaged_record,
-        )
-
-    def _report_damaged_record(
-        self, queue: ConsumeQueue, queue_offset: int, error: CorruptRecord | RecordNotFound
-    ) -> None:
-        description = f"message {queue_offset} of this queue cannot be read: {error}"
-        self.damage.add(DamageKind.LOG, queue.directory, description, is_repaired=False)
-
-    def record_at(self, log_offset: int) -> StoredRecord:
-        """Decode the record at a log offset. Raises RecordNotFound or CorruptRecord."""
-        return self._log.record_at(LogOffset(log_offset))
-
-    def record_bytes(self, record: StoredRecord) -> memoryview:
-        """Return the encoded record. Raises RecordNotFound or CorruptRecord."""
-        return self._log.view(record.log_offset, record.log_offset + record.size)
+class EncodableBatch(Protocol):
+    """Records that encode themselves once their offsets are known."""
 
     @property
-    def last_record_offset(self) -> int:
-        """Return the log offset of the newest record; -1 if there is none."""
-        return self._last_record_offset
+    def queues(self) -> Sequence[tuple[str, int]]:
+        """Topic and queue id of each queue that gets messages."""
 
-    def records(self, begin: int = 0, end: int | None = None) -> Iterator[StoredRecord]:
-        """Yield the records between two record boundaries of the log."""
-        return self._log.records(LogOffset(begin), None if end is None else LogOffset(end))
+    def encode(
+        self, log_end: int, segment_bytes: int, stored_ms: int, next_offsets: Sequence[int]
+    ) -> None:
+        """Encode all records for the end of the log. `next_offsets` are those of the queues."""
 
-    def find_by_key(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count_max: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = _TIME_MAX_MS,
-    ) -> list[StoredRecord]:
-        """Return records of a topic with a key or unique key, the newest first."""
-        limits = {"count_max": count_max, "begin_ms": begin_ms, "end_ms": end_ms}
-        return run_to_end(self.search_by_key(topic, key, with_bodies=True, **limits))
+    @property
+    def pieces(self) -> Sequence[tuple[int, memoryview]]:
+        """The bytes for each segment, with the log offset at which they begin."""
 
-    def search_by_key(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count_max: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = _TIME_MAX_MS,
-        with_bodies: bool = True,
-    ) -> SlicedResult[list[StoredRecord]]:
-        """Do the same as `find_by_key` in slices: many keys may have the hash of this one.
+    @property
+    def end(self) -> int:
+        """The log offset behind the last record."""
 
-        Without bodies the records are short, and many searches can go on at the same time.
-        """
-        key_bytes = key.encode()
-        matching: list[StoredRecord] = []
-        for log_offset in self._index.find_in_slices(topic, key_bytes, begin_ms, end_ms):
-            yield
-            if log_offset is None:
-                continue
-            try:
-                record = self._log.record_at(log_offset)
-            except (RecordNotFound, CorruptRecord):
-                continue  # the record has expired, or the index entry is damaged
-            _, keys = tags_and_keys(record.topic, record.properties)
-            in_window = begin_ms <= record.stored_ms <= end_ms  # the index stores only seconds
-            if self._queues.deleted_topics.is_deleted(topic, record.log_offset):
-                continue
-            if record.topic == topic and key_bytes in keys and in_window:
-                if not with_bodies:
-                    record = msgspec.structs.replace(record, body=b"")
-                matching.append(record)
-                if len(matching) >= min(count_max, RESULTS_MAX):
-                    break
-        return matching
+    @property
+    def last_record_offset(self) -> int: ...
+    @property
+    def entries(self) -> Sequence[bytes]:
+        """The queue entries of each queue."""
 
-    def log_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None:
-        """Return the log offset of a message by its queue offset; None if there is none."""
-        queue = self._queues.find(topic, queue_id)
-        if queue is None or not queue.first_offset <= queue_offset < queue.next_offset:
-            return None
-        log_offset, size, _ = queue.entry(queue_offset)
-        return None if size == BLANK_SIZE else LogOffset(log_offset)
-
-    def entries(
-        self, topic: str, queue_id: int, begin: int, count: int
-    ) -> list[tuple[int, int, int]]:
-        """Return log offset, size and tags code of up to `count` entries of a queue."""
-        queue = self._queues.find(topic, queue_id)
-        result: list[tuple[int, int, int]] = []
-        while queue is not None and len(result) < count:
-            offset = max(begin, queue.first_offset) + len(result)
-            entries = queue.entries(offset, min(count - len(result), queue.visible_end - offset))
-            if not entries:
-                break
-            result += ENTRY.iter_unpack(bytes(entries))
-        return result
-
-    def record_summaries(
-        self, topic: str, queue_id: int, begin: int, end: int
-    ) -> Iterator[RecordSummary]:
-        """Yield summaries of the records of a queue, without their bodies.
-
-        Entries that do not point to anything like a record are skipped. The CRC is not checked;
-        `record_at` does that.
-        """
-        queue = self._queues.find(topic, queue_id)
-        offset = begin if queue is None else max(begin, queue.first_offset)
-        while queue is not None and offset < min(end, queue.next_offset):
-            entries = queue.entries(offset, min(end, queue.next_offset) - offset)
-            for log_offset, size, _ in ENTRY.iter_unpack(bytes(entries)):
-                summary = (
-                    None
-                    if size == BLANK_SIZE
-                    else read_record_summary(self._log, offset, log_offset, size)
-                )
-                if summary is not None:
-                    yield summary
-                offset += 1
-
-    def min_offset(self, topic: str, queue_id: int) -> QueueOffset:
-        """Return the offset of the oldest message of a queue; 0 if the queue does not exist."""
-        queue = self._queues.find(topic, queue_id)
-        return QueueOffset(0) if queue is None else queue.min_offset(self._log.begin)
-
-    def max_offset(self, topic: str, queue_id: int) -> QueueOffset:
-        """Return the offset of the next message, or of the first hidden message."""
-        queue = self._queues.find(topic, queue_id)
-        return QueueOffset(0) if queue is None else queue.visible_end
-
-    def hide(self, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Hide the messages of a queue from an offset on, until `unhide`."""
-        self._queues.get_or_create(topic, queue_id).hide(queue_offset)
-
-    def unhide(self, topic: str, queue_id: int) -> None:
-        """Undo one `hide`. Messages are visible again after as many calls."""
-        self._queues.get_or_create(topic, queue_id).unhide()
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False
-    ) -> QueueOffset:
-        """Return the offset of a message by its stored time, see queue_reader.offset_by_time."""
-        queue = self._queues.find(topic, queue_id)
-        if queue is None:
-            return QueueOffset(0)
-        return offset_by_time(self._log, queue, time_ms, upper=upper)
-
-    def earliest_stored_ms(self, topic: str, queue_id: int) -> int:
-        """Return when the oldest message of a queue was stored; -1 if it has none."""
-        queue = self._queues.find(topic, queue_id)
-        stored_ms = None
-        if queue is not None:
-            stored_ms = first_stored_ms(self._log, queue, queue.min_offset(self._log.begin))
-        return -1 if stored_ms is None else stored_ms
-
-    def stored_ms(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
-        """Return when the message at an offset, or the next existing one, was stored, or None."""
-        queue = self._queues.find(topic, queue_id)
-        if queue is None:
-            return None
-        return first_stored_ms(
-            self._log, queue, max(queue_offset, queue.min_offset(self._log.begin))
-        )
-
-    def has_queue(self, topic: str, queue_id: int) -> bool:
-        return self._queues.find(topic, queue_id) is not None
-
-    def queues(self) -> list[tuple[str, int]]:
-        """Return topic and queue id of every queue."""
-        return [(queue.topic, queue.queue_id) for queue in self._queues]
+    def take_keys(self) -> KeyBlock:
+        """Return the keys of all records."""
 
 
 class MessageStore(StoreReader):
@@ -302,6 +117,7 @@ class MessageStore(StoreReader):
         delay_levels_ms: tuple[int, ...],
         *,
         was_clean: bool,
+        native: NativePath | None,
     ) -> None:
         self._disk = disk
         self._delay_levels_ms = delay_levels_ms
@@ -329,6 +145,7 @@ class MessageStore(StoreReader):
             is_enabled=config.index_enabled,
             damage=self.damage,
             log_offsets_between=self._log_offsets_between,
+            native=native,
         )
         self.change_config(config)
         # Queue and index files of records below this log offset are removed already.
@@ -361,11 +178,13 @@ class MessageStore(StoreReader):
         *,
         store_host: bytes,
         delay_levels_ms: tuple[int, ...] = DEFAULT_DELAY_LEVELS_MS,
+        native: NativePath | None = None,
     ) -> MessageStore:
         """Lock the directory, recover what is in it and return a store that is ready for appends.
 
         `delay_levels_ms`: the due time of a delayed message, which its queue entry holds, follows
-        from it. On a full disk the store is ready for reads, and its checkpoint is made later.
+        from it. `native`: the native path; unless given, it is used if it is installed. On a full
+        disk the store is ready for reads, and its checkpoint is made later.
 
         Raises StoreLocked if another broker uses the directory, and StoreDamaged if segments are
         missing or have another size than configured.
@@ -376,7 +195,9 @@ class MessageStore(StoreReader):
             # was killed. RocketMQ uses the same file.
             clean = not disk.exists(ABORT_PATH)
             write_file(disk, ABORT_PATH, b"")
-            store = cls(disk, config, store_host, lock, delay_levels_ms, was_clean=clean)
+            store = cls(
+                disk, config, store_host, lock, delay_levels_ms, was_clean=clean, native=native
+            )
             # Remove what is behind the end of the log. Otherwise a later append could stop right in
             # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
@@ -428,7 +249,8 @@ class MessageStore(StoreReader):
         """Apply new limits and retention times. The layout of files cannot change."""
         self.config = config
         # A record with fewer bytes is within every limit, so that `append` need not measure it.
-        self._unchecked_bytes_max = min(config.record_bytes_max - 1024, 30_000)
+        # Body and properties of this length together fit into every limit.
+        self.unchecked_bytes_max = min(config.record_bytes_max - 1024, 30_000)
 
     # --- appending -----------------------------------------------------------------------------
 
@@ -443,7 +265,7 @@ class MessageStore(StoreReader):
         batch = RunLogBatch(self._log)
         # This loop runs once per message: bound methods are looked up once.
         add, get_or_create = batch.add, self._queues.get_or_create
-        unchecked_bytes_max, delay_levels_ms = self._unchecked_bytes_max, self._delay_levels_ms
+        unchecked_bytes_max, delay_levels_ms = self.unchecked_bytes_max, self._delay_levels_ms
         results: list[AppendResult] = []
         changed_queues: list[ConsumeQueue] = []  # once per entry that was added
         pending_keys: list[PendingKeys] = []
@@ -498,16 +320,42 @@ class MessageStore(StoreReader):
                 raise RecordRefused(f"a number is out of range for its field: {error}") from error
             raise
         try:
-            self._apply_append(results, changed_queues, pending_keys, stored_ms)
+            last_offset = results[-1].log_offset if results else self._last_record_offset
+            self._apply_append(last_offset, changed_queues, pending_keys, stored_ms)
         except Exception as error:  # a MemoryError
             # The records are in the log, but memory does not know all of them. A restart helps.
             self.fail(error)
             raise StoreFailed(f"the records are stored but not indexed: {error}") from error
         return results
 
+    def append_encoded(self, batch: EncodableBatch, *, now_ms: int) -> None:
+        """Append records that encode themselves. Otherwise the same as `append`."""
+        self._check_disk_space()
+        stored_ms = now_ms if now_ms > self._last_stored_ms else self._time_not_before_last(now_ms)
+        log = self._log
+        queues: list[ConsumeQueue] = []
+        try:
+            for topic, queue_id in batch.queues:
+                queues.append(self._queues.get_or_create(topic, queue_id))
+            next_offsets = [queue.next_offset for queue in queues]
+            batch.encode(log.end, log.segment_bytes, stored_ms, next_offsets)
+            parts = [(LogOffset(begin), part) for begin, part in batch.pieces]
+            log.write_encoded(parts, LogOffset(batch.end))
+        except BaseException:
+            for queue in queues:
+                self._queues.discard_if_unused(queue)
+            raise
+        try:
+            for queue, entries in zip(queues, batch.entries, strict=True):
+                queue.add_entries(entries)
+            self._apply_append(batch.last_record_offset, queues, [batch.take_keys()], stored_ms)
+        except Exception as error:  # a MemoryError
+            self.fail(error)
+            raise StoreFailed(f"the records are stored but not indexed: {error}") from error
+
     def _apply_append(
         self,
-        results: list[AppendResult],
+        last_record_offset: int,
         queues: list[ConsumeQueue],
         pending_keys: list[PendingKeys],
         now_ms: int,
@@ -515,7 +363,7 @@ class MessageStore(StoreReader):
         self._last_stored_ms = now_ms
         self._queues.dirty.update(queues)
         self._index.pending += pending_keys if self._index.is_enabled else ()
-        self._last_record_offset = results[-1].log_offset if results else self._last_record_offset
+        self._last_record_offset = last_record_offset
 
     def _time_not_before_last(self, now_ms: int) -> int:
         """Return the stored time of records if the clock does not show more than at the last one.
@@ -544,7 +392,7 @@ class MessageStore(StoreReader):
         self, batch: RunLogBatch, run: RecordRun, queue: ConsumeQueue, stored_ms: int
     ) -> RunPositions:
         longest = max(map(len, run.bodies)) + len(run.keys[0]) + len(run.extra_properties)
-        if longest + 1024 > self._unchecked_bytes_max:
+        if longest + 1024 > self.unchecked_bytes_max:
             for record in run.records():
                 self._check_record_size(record)
         positions = batch.add_run(run, queue.next_offset, stored_ms)
@@ -716,7 +564,7 @@ class MessageStore(StoreReader):
         self._index.finish_flush(keys)
 
     def _newest_pending_ms(self) -> int:
-        return self._index.pending[-1][3] if self._index.pending else 0
+        return newest_stored_ms(self._index.pending)
 
     # --- removing ------------------------------------------------------------------------------
 

@@ -127,16 +127,6 @@ def test_a_refused_send_leaves_nothing_in_flow_control() -> None:
     assert len(bench.broker.flow_control._buckets) == 1  # private, as above
 
 
-def test_a_half_that_is_decided_leaves_no_name() -> None:
-    bench = BrokerBench()
-    halves = bench.broker.transactions.coordinator.halves
-    half = bench.broker.transactions.coordinator.new_half("T", 0, "p", b"k", NOW_MS, None)
-    halves.add(half)
-    assert halves.intern_name("".join("p")) is half.group
-    halves.remove(half)
-    assert not halves._names  # private: nothing else shows what is kept
-
-
 def test_a_transactional_message_with_a_long_producer_group_is_refused() -> None:
     properties = f"TRAN_MSG\x01true\x02PGROUP\x01{LONG}\x02UNIQ_KEY\x01k\x02"
     [response] = BrokerBench().turn(send_request(properties=properties))

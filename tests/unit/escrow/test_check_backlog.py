@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from escrowmq.escrow.checks import CHECK_TIMEOUT_MS, CheckBacklog
-from escrowmq.escrow.half_table import Half
+from escrowmq.escrow.half_table import Half, PythonHalf
 from tests.support.broker_requests import FakeChannel
 
 CHANNEL, OTHER = FakeChannel("channel"), FakeChannel("other")
 
 
 def new_half(queue_offset: int, group: str = "p") -> Half:
-    return Half(queue_offset, 0, 100, "T", 0, group, b"", 0, 0)
+    return PythonHalf(queue_offset, 0, 100, "T", 0, group, b"", 0, 0)
 
 
 def test_a_channel_has_a_limit_of_unanswered_checks() -> None:

@@ -15,7 +15,7 @@ from escrowmq.escrow.checks import (
     Wait,
     next_step,
 )
-from escrowmq.escrow.half_table import Attempt, Half
+from escrowmq.escrow.half_table import Attempt, Half, PythonHalf
 from escrowmq.escrow.writers import Writer, WriterTable
 
 NOW_MS = 1_000_000_000
@@ -40,7 +40,7 @@ def new_half(**changes: Any) -> Half:
         "parked_ms": NOW_MS - 6_000,
         "due_ms": NOW_MS,
     }
-    return Half(**{**fields, **changes})
+    return PythonHalf(**{**fields, **changes})
 
 
 def new_attempt(*, writer: str = "w", batch: int = 8, fence: int = 5) -> Attempt:

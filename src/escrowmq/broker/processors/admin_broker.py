@@ -82,6 +82,7 @@ class FixedSettings:
 class BrokerInfo:
     version: str = "EscrowMQ"
     cluster: str = "DefaultCluster"
+    request_path: str = ""  # `native`, or `Python` and the reason
 
 
 class BrokerAdmin:
@@ -165,6 +166,7 @@ class BrokerAdmin:
         return {
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": self._broker_info.version,
+            "escrowRequestPath": self._broker_info.request_path,
             "brokerActive": "true" if self._store.is_writable else "false",
             "bootTimestamp": str(self._start_ms),
             "startAcceptSendRequestTimeStamp": "0",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from escrowmq.broker.closed_names import check_offsets_are_open
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_failure
@@ -64,6 +64,11 @@ CLOSED_PER_SLICE: Final = 64  # held pulls of a closed channel that are forgotte
 
 _HeldRequest = tuple[Channel, Request[PullMessage]]
 _Queue = tuple[str, int]  # topic and queue id
+
+
+class ArrivedBatch(Protocol):
+    def arrivals(self, queue: int) -> list[Arrival]:
+        """Return tags code and properties of the new messages of a queue, by its index."""
 
 
 class PullProcessor:
@@ -170,6 +175,14 @@ class PullProcessor:
                 arrivals.append((tags_code, record.properties))
         for queue, arrivals in arrivals_by_queue.items():
             self._add_arrivals(queue, arrivals)
+
+    def batch_arrived(self, queues: Sequence[_Queue], batch: ArrivedBatch) -> None:
+        """Do the same for a batch of the native path."""
+        if not len(self._long_polls):
+            return
+        for index, queue in enumerate(queues):
+            if self._long_polls.has_pulls(*queue):
+                self._add_arrivals(queue, batch.arrivals(index))
 
     def _add_arrivals(self, queue: _Queue, arrivals: list[Arrival]) -> None:
         known, end = arrivals, int(self._store.max_offset(*queue))

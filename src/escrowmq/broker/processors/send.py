@@ -101,8 +101,8 @@ class SendProcessor:
             f"MSG_REGION\x01{config.region_id}\x02TRACE_ON\x01{trace_on}\x02"
             f"CLUSTER\x01{config.cluster_name}\x02"
         )
-        self._added_properties = self._added_properties_text.encode()
-        self._separated_added_properties = b"\x02" + self._added_properties
+        self.added_properties = self._added_properties_text.encode()
+        self._separated_added_properties = b"\x02" + self.added_properties
         self.change_config(config, message_bytes_max)
 
     def change_config(self, config: BrokerConfig, message_bytes_max: int) -> None:
@@ -154,7 +154,7 @@ class SendProcessor:
                 return None
             return self._send_validated(channel, request, now_ms)
         added_properties = (
-            self._added_properties if text[-1] == "\x02" else self._separated_added_properties
+            self.added_properties if text[-1] == "\x02" else self._separated_added_properties
         )
         record = NewRecord(
             fields.topic,
@@ -325,7 +325,7 @@ class SendProcessor:
         if not has_unique_key(text):
             key = self._unique_keys.next(now_ms=now_ms, month_start_ms=0)
             encoded += b"UNIQ_KEY\x01%s\x02" % key.encode()
-        return encoded + self._added_properties
+        return encoded + self.added_properties
 
     def _make_batch_records(
         self, channel: Channel, request: Request[SendMessage], queue_id: int, now_ms: int
@@ -343,7 +343,7 @@ class SendProcessor:
         born_host, times = channel.peer_host, max(0, fields.reconsume_times)
         bulk = decode_bulk_batch(request.body)
         if bulk is not None:
-            added = self._added_properties
+            added = self.added_properties
             return [bulk.to_run(topic, queue_id, added, sys_flag, born_ms, born_host, times)]
         records = []
         for item in _decode_items(request.body):

@@ -102,10 +102,11 @@ class TransactionChecker:
 
     def tick(self, now_ms: int) -> None:
         coordinator = self._coordinator
-        for queue_offset in coordinator.schedule.take_due(now_ms, DUE_PER_TICK_MAX):
-            half = coordinator.halves.find(queue_offset)
+        halves = coordinator.halves
+        for queue_offset in coordinator.schedule.take_due(now_ms, DUE_PER_TICK_MAX, halves):
+            half = halves.find(queue_offset)
             if half is None:
-                continue  # decided
+                continue  # decided by the step of another half
             try:
                 self._take_next_step(half, now_ms)
             except Exception as error:  # one half must not stop the checks of all others

@@ -33,7 +33,7 @@ from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import EscrowError, RequestRefused, TransactionConflict, TransactionNotFound
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.decisions import AlreadyDecided, Decision
-from escrowmq.escrow.half_table import Half
+from escrowmq.escrow.half_table import Half, HalfTable
 from escrowmq.escrow.records import BY_PRODUCER, DecidedBy, Redirect, short_remark
 from escrowmq.escrow.recovery import TimeConversion
 from escrowmq.escrow.writers import Writer, make_decision_record
@@ -75,9 +75,11 @@ class EndProcessor:
         piece_bytes: int,
         redirect: Redirect | None = None,
         times: TimeConversion | None = None,
+        halves: HalfTable | None = None,
     ) -> None:
         self._store = store
         self._turn = turn
+        self._counters = counters
         self.store_host = store_host
         self._limited_log = LimitedLog(log)
         self._moved_log_end = LogOffset(0)  # the end of the log after the last move
@@ -90,6 +92,7 @@ class EndProcessor:
             age_max_ms=age_max_ms,
             piece_bytes=piece_bytes,
             times=times,
+            halves=halves,
         )
         self.coordinator = self.storage.coordinator
         self.half_processor = HalfProcessor(
@@ -211,7 +214,8 @@ class EndProcessor:
         try:
             self.end(channel, request, now_ms)
         except EscrowError as error:
-            respond_error(channel, request, error, END_ERRORS)
+            code = respond_error(channel, request, error, END_ERRORS)
+            self._counters.refused[request.head.code, code] += 1
 
     def append_decision(
         self, decision: Decision, on_done: DoneCallback | None = None, *, now_ms: int

@@ -56,7 +56,7 @@ class HalfProcessor:
     ) -> None:
         """`segment_bytes`: the size of a file of the log; a record is in one file."""
         self.counters = counters
-        self._half_bytes_max = segment_bytes - _FIXED_RECORD_BYTES - HALF_RESERVED_BYTES
+        self.half_bytes_max = segment_bytes - _FIXED_RECORD_BYTES - HALF_RESERVED_BYTES
         self.coordinator = coordinator
         self.rejects_transactions = rejects_transactions
         self._turn = turn
@@ -137,9 +137,9 @@ class HalfProcessor:
     def _park(self, pending: PendingHalf) -> None:
         record = pending.record
         size = len(record.body) + len(record.properties)
-        if size > self._half_bytes_max:
+        if size > self.half_bytes_max:
             raise RecordRefused(
-                f"the transactional message is {size} bytes, the limit is {self._half_bytes_max}, "
+                f"the transactional message is {size} bytes, the limit is {self.half_bytes_max}, "
                 "because it is stored in one file of the log (mapedFileSizeCommitLog)"
             )
         is_new = self.coordinator.park(pending.half, size)

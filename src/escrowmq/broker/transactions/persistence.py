@@ -12,6 +12,7 @@ from typing import Final
 from escrowmq.config import TransactionConfig
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.escrow.half_table import HalfTable
 from escrowmq.escrow.records import Redirect
 from escrowmq.escrow.recovery import (
     CheckHistory,
@@ -48,6 +49,7 @@ class CoordinatorStorage:
         age_max_ms: int,
         piece_bytes: int,
         times: TimeConversion | None = None,
+        halves: HalfTable | None = None,
     ) -> None:
         """Recover the coordinator, and complete in the log what a crash has cut off.
 
@@ -57,7 +59,12 @@ class CoordinatorStorage:
         self._disk = disk
         self._offsets = offsets
         self.coordinator = TransactionCoordinator(
-            store, config, redirect, age_max_ms=age_max_ms, piece_bytes=piece_bytes
+            store,
+            config,
+            redirect,
+            age_max_ms=age_max_ms,
+            piece_bytes=piece_bytes,
+            halves=halves,
         )
         # Half cursor, op cursor, and the log offset that has to be flushed before they are saved.
         self._pending_cursors: tuple[int, int, int] | None = None

@@ -45,6 +45,7 @@ from escrowmq.errors import (
     UnknownRequest,
 )
 from escrowmq.message.names import DLQ_PREFIX, is_system_group
+from escrowmq.native import load_native
 from escrowmq.parsing import format_rough_duration
 from escrowmq.remoting.bodies import TransactionEntry, TransactionList, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -128,7 +129,7 @@ _EXTRAS: Final = {
     "sql": ("sqlalchemy",),
     "django": ("django",),
     "otel": ("opentelemetry",),
-    "fast": ("isal",),
+    "fast": ("isal", "escrowmq_native"),
 }
 
 
@@ -145,6 +146,8 @@ def check_python() -> Iterator[CheckResult]:
         yield problem(
             "packages", "uvloop is not installed: serve cannot start", "pip install escrowmq"
         )
+    native = load_native()
+    yield ok("request path", f"of a broker that is started here: {native.description}")
     installed = [extra for extra, names in _EXTRAS.items() if all(map(find_spec, names))]
     absent = [extra for extra in _EXTRAS if extra not in installed]
     detail = ", ".join(installed) or "none"
@@ -442,7 +445,11 @@ def _check_runtime(connection: SyncConnection, subject: str, clock: Clock) -> It
         )
     else:
         uptime = format_rough_duration(seconds * 1000)
-        yield ok(subject, f"{connection.address} responds, {printable(version)}, up {uptime}")
+        path = runtime.get("escrowRequestPath")  # an Apache broker has none
+        path_text = f", path: {printable(path)}" if path else ""
+        yield ok(
+            subject, f"{connection.address} responds, {printable(version)}, up {uptime}{path_text}"
+        )
     used_ratio = disk_used_ratio(runtime)
     if used_ratio is not None and used_ratio >= _DISK_WARNING_RATIO:
         yield warning(subject, f"its disk is {used_ratio:.0%} full", _DISK_REMEDY)

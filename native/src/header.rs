@@ -1,0 +1,375 @@
+//! The JSON header of a request, read without allocating anything.
+//!
+//!     {"code":310,"extFields":{"a":"group","b":"topic",...},"flag":0,"opaque":7,...}
+//!
+//! Only a *plain* header is read: the form that real clients write, with the keys that the plain
+//! path understands. `None` means "not plain", never "invalid": the Python path reads such a header
+//! again and decides. So every check here may be stricter than the Python path, and none may be
+//! more lenient. In particular a key that occurs twice, a number with a leading zero, a character
+//! outside of printable ASCII, and any key that is not expected are not plain.
+
+/// The part of a header that all requests share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    pub opaque: i32,
+    pub is_oneway: bool,
+}
+
+/// SEND_MESSAGE_V2. The properties are decoded into the buffer that `parse` got.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct SendHeader<'a> {
+    pub topic: &'a [u8],
+    pub queue_id: i32,
+    pub sys_flag: i32,
+    pub born_ms: i64,
+    pub flag: i32,
+    pub reconsume_times: i32,
+}
+
+/// END_TRANSACTION, sent by a producer of its own accord.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct EndHeader<'a> {
+    pub group: &'a [u8],
+    pub queue_offset: i64,
+    pub log_offset: i64,
+    pub is_commit: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum PlainHeader<'a> {
+    Send(SendHeader<'a>),
+    End(EndHeader<'a>),
+}
+
+const SEND_MESSAGE_V2: i32 = 310;
+const END_TRANSACTION: i32 = 37;
+const FLAG_RESPONSE: i32 = 1;
+const FLAG_ONEWAY: i32 = 2;
+const VERDICT_COMMIT: i32 = 8;
+const VERDICT_ROLLBACK: i32 = 12;
+
+/// Read a plain header. The decoded properties of a send replace the content of `properties`.
+pub fn parse<'a>(header: &'a [u8], properties: &mut Vec<u8>) -> Option<(Head, PlainHeader<'a>)> {
+    let mut cursor = Cursor {
+        bytes: header,
+        position: 0,
+    };
+    let mut head = Head::default();
+    let mut fields: Option<PlainHeader<'a>> = None;
+    let mut code = 0;
+    let mut has_remark = false;
+    let mut seen = 0u32;
+    cursor.expect(b'{')?;
+    loop {
+        let (name, _) = cursor.string()?;
+        cursor.expect(b':')?;
+        let bit = match name {
+            b"code" => {
+                code = cursor.number()?;
+                1
+            }
+            b"flag" => {
+                let flag: i32 = cursor.number()?;
+                if flag & FLAG_RESPONSE != 0 || flag & !FLAG_ONEWAY != 0 {
+                    return None;
+                }
+                head.is_oneway = flag & FLAG_ONEWAY != 0;
+                2
+            }
+            b"opaque" => {
+                head.opaque = cursor.number()?;
+                4
+            }
+            b"version" => {
+                let _: i32 = cursor.number()?;
+                8
+            }
+            b"language" => {
+                cursor.string()?;
+                16
+            }
+            b"serializeTypeCurrentRPC" => {
+                cursor.string()?;
+                32
+            }
+            b"remark" => {
+                if !cursor.null() {
+                    has_remark = !cursor.string()?.0.is_empty();
+                }
+                64
+            }
+            // The keys that are read depend on the code, which every known client writes first.
+            b"extFields" => {
+                fields = Some(match code {
+                    SEND_MESSAGE_V2 => PlainHeader::Send(cursor.send_fields(properties)?),
+                    END_TRANSACTION => PlainHeader::End(cursor.end_fields()?),
+                    _ => return None,
+                });
+                128
+            }
+            _ => return None,
+        };
+        if seen & bit != 0 {
+            return None;
+        }
+        seen |= bit;
+        if !cursor.more()? {
+            break;
+        }
+    }
+    if cursor.position != header.len() {
+        return None;
+    }
+    let fields = fields?;
+    // The remark of a commit is not kept; that of a rollback is, by the Python path.
+    if has_remark && !matches!(&fields, PlainHeader::End(end) if end.is_commit) {
+        return None;
+    }
+    Some((head, fields))
+}
+
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    position: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.position).copied()
+    }
+
+    fn expect(&mut self, byte: u8) -> Option<()> {
+        self.skip_spaces();
+        (self.peek()? == byte).then(|| self.position += 1)
+    }
+
+    fn skip_spaces(&mut self) {
+        while self.peek() == Some(b' ') {
+            self.position += 1;
+        }
+    }
+
+    /// Pass the comma before the next item, or the end of the object. Return whether there is one.
+    fn more(&mut self) -> Option<bool> {
+        self.skip_spaces();
+        let byte = self.peek()?;
+        self.position += 1;
+        match byte {
+            b',' => Some(true),
+            b'}' => Some(false),
+            _ => None,
+        }
+    }
+
+    fn null(&mut self) -> bool {
+        self.skip_spaces();
+        let is_null = self.bytes[self.position.min(self.bytes.len())..].starts_with(b"null");
+        if is_null {
+            self.position += 4;
+        }
+        is_null
+    }
+
+    /// Return the raw content of a string, and whether it contains escapes.
+    fn string(&mut self) -> Option<(&'a [u8], bool)> {
+        self.expect(b'"')?;
+        let begin = self.position;
+        let mut has_escapes = false;
+        loop {
+            match self.peek()? {
+                b'"' => break,
+                b'\\' => {
+                    has_escapes = true;
+                    self.position += 1;
+                    self.peek()?;
+                }
+                b' '..=b'~' => {}
+                _ => return None,
+            }
+            self.position += 1;
+        }
+        let content = &self.bytes[begin..self.position];
+        self.position += 1;
+        Some((content, has_escapes))
+    }
+
+    fn text(&mut self) -> Option<&'a [u8]> {
+        let (content, has_escapes) = self.string()?;
+        (!has_escapes).then_some(content)
+    }
+
+    /// Pass a string that is not needed, and return the bit of its name.
+    fn skipped_text(&mut self, bit: u32) -> Option<u32> {
+        self.string().map(|_| bit)
+    }
+
+    /// Read a JSON number.
+    fn number<T: TryFrom<i64>>(&mut self) -> Option<T> {
+        self.skip_spaces();
+        let begin = self.position;
+        while matches!(self.peek(), Some(b'0'..=b'9' | b'-')) {
+            self.position += 1;
+        }
+        T::try_from(decimal(&self.bytes[begin..self.position])?).ok()
+    }
+
+    /// Read a number that is written as a string, as all numbers in extFields are.
+    fn text_number<T: TryFrom<i64>>(&mut self) -> Option<T> {
+        T::try_from(decimal(self.text()?)?).ok()
+    }
+
+    fn text_boolean(&mut self) -> Option<bool> {
+        match self.text()? {
+            b"true" => Some(true),
+            b"false" => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Read extFields. `field` gets each name and reads its value; it returns a bit that stands
+    /// for the name. Return all bits.
+    fn fields(&mut self, mut field: impl FnMut(&mut Self, &[u8]) -> Option<u32>) -> Option<u32> {
+        let mut seen = 0u32;
+        self.expect(b'{')?;
+        loop {
+            let name = self.text()?;
+            self.expect(b':')?;
+            let bit = 1 << field(self, name)?;
+            if seen & bit != 0 {
+                return None;
+            }
+            seen |= bit;
+            if !self.more()? {
+                return Some(seen);
+            }
+        }
+    }
+
+    fn send_fields(&mut self, properties: &mut Vec<u8>) -> Option<SendHeader<'a>> {
+        let mut header = SendHeader::default();
+        properties.clear();
+        let seen = self.fields(|cursor, name| {
+            let [letter @ b'a'..=b'n'] = name else {
+                return None;
+            };
+            match letter {
+                b'a' | b'c' | b'n' => {
+                    cursor.string()?;
+                }
+                b'b' => header.topic = cursor.text()?,
+                b'd' | b'l' => {
+                    let _: i32 = cursor.text_number()?;
+                }
+                b'e' => header.queue_id = cursor.text_number()?,
+                b'f' => header.sys_flag = cursor.text_number()?,
+                b'g' => header.born_ms = cursor.text_number()?,
+                b'h' => header.flag = cursor.text_number()?,
+                b'i' => unescape(cursor.string()?.0, properties)?,
+                b'j' => header.reconsume_times = cursor.text_number()?,
+                b'k' => {
+                    cursor.text_boolean()?;
+                }
+                // `m`: the body is a batch.
+                _ => {
+                    if cursor.text_boolean()? {
+                        return None;
+                    }
+                }
+            }
+            Some(u32::from(letter - b'a'))
+        })?;
+        let required = 1 << 0 | 1 << 1 | 1 << 4; // group, topic, queue id
+        (seen & required == required).then_some(header)
+    }
+
+    fn end_fields(&mut self) -> Option<EndHeader<'a>> {
+        let mut header = EndHeader::default();
+        let seen = self.fields(|cursor, name| {
+            Some(match name {
+                b"producerGroup" => {
+                    header.group = cursor.text()?;
+                    0
+                }
+                b"tranStateTableOffset" => {
+                    header.queue_offset = cursor.text_number()?;
+                    1
+                }
+                b"commitLogOffset" => {
+                    header.log_offset = cursor.text_number()?;
+                    2
+                }
+                b"commitOrRollback" => {
+                    header.is_commit = match cursor.text_number::<i32>()? {
+                        VERDICT_COMMIT => true,
+                        VERDICT_ROLLBACK => false,
+                        _ => return None,
+                    };
+                    3
+                }
+                b"fromTransactionCheck" => {
+                    if cursor.text_boolean()? {
+                        return None;
+                    }
+                    4
+                }
+                b"topic" => cursor.skipped_text(5)?,
+                b"msgId" => cursor.skipped_text(6)?,
+                b"transactionId" => cursor.skipped_text(7)?,
+                b"bname" => cursor.skipped_text(8)?,
+                _ => return None,
+            })
+        })?;
+        (seen & 0b1111 == 0b1111).then_some(header)
+    }
+}
+
+/// Return a number in the form that every client writes it.
+fn decimal(digits: &[u8]) -> Option<i64> {
+    let (is_negative, magnitude) = match digits {
+        [b'-', rest @ ..] => (true, rest),
+        _ => (false, digits),
+    };
+    // 18 digits fit into 64 bits; no offset and no time has more.
+    if magnitude.is_empty()
+        || magnitude.len() > 18
+        || (magnitude[0] == b'0' && (magnitude.len() > 1 || is_negative))
+    {
+        return None;
+    }
+    let mut value = 0i64;
+    for digit in magnitude {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        value = value * 10 + i64::from(digit - b'0');
+    }
+    Some(if is_negative { -value } else { value })
+}
+
+/// Decode the escapes of properties: the two separators and printable ASCII.
+fn unescape(raw: &[u8], decoded: &mut Vec<u8>) -> Option<()> {
+    let mut rest = raw;
+    while let Some(position) = memchr::memchr(b'\\', rest) {
+        decoded.extend_from_slice(&rest[..position]);
+        let escape = &rest[position + 1..];
+        match escape.first()? {
+            b'u' => {
+                let digits = escape.get(1..5)?;
+                let code = u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+                // from_str_radix accepts a sign.
+                if !digits[0].is_ascii_hexdigit() || !matches!(code, 1 | 2 | 0x20..=0x7e) {
+                    return None;
+                }
+                decoded.push(code as u8);
+                rest = &escape[5..];
+            }
+            byte @ (b'"' | b'\\' | b'/') => {
+                decoded.push(*byte);
+                rest = &escape[1..];
+            }
+            _ => return None,
+        }
+    }
+    decoded.extend_from_slice(rest);
+    Some(())
+}

@@ -1,0 +1,29 @@
+//! The hot path of EscrowMQ's broker.
+mod batch;
+mod half;
+mod header;
+mod java_hash;
+mod key_index;
+mod log_tail;
+mod properties;
+mod record;
+mod response;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod escrowmq_native {
+
+    /// escrowmq uses this module only if both have the same number; see escrowmq/native.py.
+    #[pymodule_export]
+    const INTERFACE_VERSION: u32 = 1;
+
+    #[pymodule_export]
+    use crate::batch::{Applied, Batch, PlainRequests};
+    #[pymodule_export]
+    use crate::half::{Half, HalfTable, HalfTotals};
+    #[pymodule_export]
+    use crate::key_index::{KeyBlock, LinkedEntries, link_entries, merge_words, plan_words};
+    #[pymodule_export]
+    use crate::log_tail::LogBytes;
+}

@@ -1,0 +1,205 @@
+"""The native path and the Python path do the same: log, queues, responses, transactions, counters.
+
+Both get the same bytes, cut anywhere. A turn in which only plain requests arrive may have any
+number of connections. If it has others too, it has one connection: the native path stores plain
+requests before all others, so that requests of several connections, which have no order among
+each other, may be stored in another order than by the Python path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escrowmq.config import TransactionConfig
+from escrowmq.errors import FlushTimeout, StoreFailed
+from escrowmq.native import load_native
+from tests.support.path_pair import CONFIG, CONNECTIONS, PathPair
+from tests.support.request_bytes import RequestGenerator
+
+pytestmark = pytest.mark.skipif(
+    load_native({}).module is None, reason="the native module is not installed: it needs cargo"
+)
+
+
+class PathRun:
+    """A random run of both paths."""
+
+    def __init__(self, seed: int, *, is_sync: bool, limits: TransactionConfig | None) -> None:
+        self.random = Random(seed)
+        config = CONFIG
+        if limits is not None:
+            config = type(CONFIG)(store=CONFIG.store, transaction=limits)
+        self.pair = PathPair(config=config, is_sync=is_sync)
+        self.requests = RequestGenerator(self.random)
+        self._unsent = [b""] * CONNECTIONS
+        self._has_odd = [False] * CONNECTIONS  # among what was not handled in an earlier turn
+
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            self.turn()
+
+    def turn(self) -> None:
+        random = self.random
+        action = random.random()
+        if action < 0.05:
+            self.kill()
+            return
+        if action < 0.08 and not any(self._unsent):
+            self.pair.receive(0, self.requests.read())
+            self.pair.end_turn()
+            return
+        if action < 0.12:
+            for path in self.pair.both:
+                path.broker.tick(path.clock.now_ms())
+            self.pair.end_turn()
+            return
+        is_plain = action >= 0.5
+        if is_plain:
+            self.plain_turn()
+        else:
+            self.one_connection_turn(random.randrange(CONNECTIONS))
+        advance_ms = random.choice([0, 0, 1, 50, 7_000])
+        self.pair.end_turn(advance_ms=advance_ms)
+        if self.pair.python.flush_callbacks:
+            error = random.choice([None, None, None, FlushTimeout("slow"), StoreFailed("broken")])
+            for path in self.pair.both:
+                path.finish_flush(error)
+            self.pair.compare()
+        self.requests.end_turn()
+        self.note_halves(is_plain=is_plain)
+
+    def plain_turn(self) -> None:
+        plain = [number for number in range(CONNECTIONS) if not self._has_odd[number]]
+        for connection in self.random.sample(plain, self.random.randint(0, len(plain))):
+            count = self.random.randint(1, 12)
+            self.receive(connection, b"".join(self.requests.plain() for _ in range(count)))
+
+    def one_connection_turn(self, connection: int) -> None:
+        makers = [self.requests.odd, self.requests.plain, self.requests.end_any]
+        frames = [
+            self.random.choices(makers, [3, 6, 1])[0]() for _ in range(self.random.randint(1, 12))
+        ]
+        self._has_odd[connection] = True
+        self.receive(connection, b"".join(frames))
+
+    def receive(self, connection: int, data: bytes) -> None:
+        """Hand bytes over in chunks. Some of them may follow in a later turn."""
+        data = self._unsent[connection] + data
+        while data and self.random.random() < 0.8:
+            size = self.random.choice([len(data), self.random.randint(1, len(data)), 7])
+            self.pair.receive(connection, data[:size])
+            data = data[size:]
+        self._unsent[connection] = data
+        self._has_odd[connection] = self._has_odd[connection] and bool(data)
+
+    def note_halves(self, *, is_plain: bool) -> None:
+        """Remember the halves that were stored, to end them later.
+
+        The native path ends only halves that it has parked, in this process. To end another one is
+        not a plain request.
+        """
+        requests = self.requests
+        halves = [*requests.plain_halves, *requests.open_halves, *requests.ended_halves]
+        known = {half[1:] for half in halves}
+        for half in self.pair.python.broker.transactions.coordinator.halves:
+            if (half.queue_offset, half.log_offset) not in known:
+                noted = requests.plain_halves if is_plain else requests.open_halves
+                noted.append((half.group, half.queue_offset, half.log_offset))
+
+    def kill(self) -> None:
+        self.pair.kill()
+        self.requests.forget_plain()
+        self._unsent = [b""] * CONNECTIONS
+        self._has_odd = [False] * CONNECTIONS
+
+
+def run_paths(
+    seed: int, turns: int, *, is_sync: bool = False, limits: TransactionConfig | None = None
+) -> None:
+    async def run() -> None:  # a server needs a running event loop
+        PathRun(seed, is_sync=is_sync, limits=limits).run(turns)
+
+    asyncio.run(run())
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=25, deadline=None)
+def test_both_paths_do_the_same(seed: int) -> None:
+    run_paths(seed, 20)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=10, deadline=None)
+def test_both_paths_do_the_same_if_responses_wait_for_the_flush(seed: int) -> None:
+    run_paths(seed, 15, is_sync=True)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        TransactionConfig(open_max=4),
+        TransactionConfig(group_open_max=3),
+        TransactionConfig(open_bytes_max=3_000),
+        TransactionConfig(group_open_bytes_max=2_000),
+        TransactionConfig(refuses_halves=True),
+    ],
+)
+def test_both_paths_have_the_same_limits(limits: TransactionConfig) -> None:
+    """One request per turn: a limit counts what was stored in earlier turns."""
+
+    async def run() -> None:
+        paths = PathRun(3, is_sync=False, limits=limits)
+        for number in range(60):
+            half = paths.requests.half if number % 3 else paths.requests.plain
+            paths.pair.receive(0, half())
+            paths.pair.end_turn(advance_ms=10)
+            paths.requests.end_turn()
+            paths.note_halves(is_plain=True)
+        refused = paths.pair.native.broker.counters.refused
+        assert sum(refused.values()) > 5
+
+    asyncio.run(run())
+
+
+def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing() -> None:
+    async def run() -> None:
+        paths = PathRun(4, is_sync=False, limits=None)
+        paths.run(5)
+        for path in paths.pair.both:
+            path.store.has_disk_space = False
+        before = [path.state() for path in paths.pair.both]
+        paths.pair.receive(0, b"".join(paths.requests.plain() for _ in range(20)))
+        responses = paths.pair.end_turn()
+        assert all(
+            b"the disk is nearly full" in frame or b"not stored" in frame for frame in responses[0]
+        )
+        for path, state in zip(paths.pair.both, before, strict=True):
+            for name in ("log", "entries", "halves", "totals", "states"):
+                assert path.state()[name] == state[name], name
+            path.store.has_disk_space = True
+        paths.requests.end_turn()
+        paths.run(5)
+
+    asyncio.run(run())
+
+
+def test_plain_requests_take_the_native_path() -> None:
+    """Otherwise the other tests here would compare the Python path with itself."""
+
+    async def run() -> None:
+        paths = PathRun(5, is_sync=False, limits=None)
+        for _ in range(30):
+            paths.plain_turn()
+            paths.pair.end_turn()
+            paths.requests.end_turn()
+            paths.note_halves(is_plain=True)
+        native = paths.pair.native.broker
+        assert native.native_requests is not None
+        assert native.native_requests.count == sum(native.counters.requests.values()) > 100
+
+    asyncio.run(run())
