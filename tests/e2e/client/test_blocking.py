@@ -36,6 +36,15 @@ def test_many_threads_send_through_one_producer(server: Server) -> None:
     assert sorted(receive(server, "threads", 40)) == sorted(bodies)
 
 
+@pytest.fixture
+def python_sigint_handler() -> Iterator[None]:
+    """Handle SIGINT as Python does: a Spark session in this process has a handler of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_sigint_handler")
 def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(server: Server) -> None:
     with Producer(server.namesrv_address, group="p", timeout_s=60) as producer:
         producer.send(Message("interrupted", b"before"))
