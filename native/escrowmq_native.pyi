@@ -170,5 +170,13 @@ def link_entries(
     first: int,
     slots: bytes,
 ) -> LinkedEntries: ...
+def records_are_right(
+    data: bytes,
+    data_begin: int,
+    ranges: Sequence[tuple[int, int, int]],
+    magic: int,
+    topic_field: bytes,
+    queue_id: int,
+) -> bool: ...
 def plan_words(words: bytes, page_bytes: int, dense_bytes: int) -> list[tuple[int, int, bytes]]: ...
 def merge_words(content: bytearray, begin: int, words: bytes) -> None: ...

@@ -4,6 +4,7 @@ mod half;
 mod header;
 mod java_hash;
 mod key_index;
+mod log_check;
 mod log_tail;
 mod properties;
 mod record;
@@ -24,6 +25,8 @@ mod escrowmq_native {
     use crate::half::{Half, HalfTable, HalfTotals};
     #[pymodule_export]
     use crate::key_index::{KeyBlock, LinkedEntries, link_entries, merge_words, plan_words};
+    #[pymodule_export]
+    use crate::log_check::records_are_right;
     #[pymodule_export]
     use crate::log_tail::LogBytes;
 }

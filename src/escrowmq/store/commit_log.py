@@ -56,6 +56,7 @@ from escrowmq.message.record import (
     has_crc_property,
     pack_properties_length,
 )
+from escrowmq.native import NativePath
 from escrowmq.store.disk import BytesLike, Disk, File, read_what_is_left
 from escrowmq.store.flush_marks import FlushMarks
 from escrowmq.store.log_reads import LogRange, RecentAppends, check_records, group_ranges
@@ -170,8 +171,16 @@ class CommitLog:
     """The segments of a log. One thread owns it; flushes and removals may run in others."""
 
     def __init__(
-        self, disk: Disk, *, segment_bytes: int, store_host: bytes, append_crc: bool = False
+        self,
+        disk: Disk,
+        *,
+        segment_bytes: int,
+        store_host: bytes,
+        append_crc: bool = False,
+        native: NativePath | None = None,
     ) -> None:
+        """`native`: the native path, with which records are checked. None: not used."""
+        self._native = None if native is None else native.module
         self._disk = disk
         self.segment_bytes = segment_bytes
         self.store_host = store_host
@@ -365,7 +374,7 @@ class CommitLog:
             return [
                 part for single in ranges for part in self._read_checked([single], topic, queue_id)
             ]
-        check_records(data, begin, ranges, topic, queue_id)
+        check_records(data, begin, ranges, topic, queue_id, self._native)
         if len(ranges) == 1:
             return [memoryview(data)]
         # A copy without the gaps: a response may wait long for a slow client.

@@ -41,7 +41,7 @@ from escrowmq.message.record import (
     StoredRecord,
     encoded_size,
 )
-from escrowmq.native import NativePath
+from escrowmq.native import NativePath, load_native
 from escrowmq.sliced_work import SlicedResult, SlicedWork, run_to_end
 from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
 from escrowmq.store.columns import KeyBlock, PendingKeyRun, PendingKeys, newest_stored_ms
@@ -125,11 +125,13 @@ class MessageStore(StoreReader):
         self.damage = DamageReports()
         self._open_files = OpenFiles(disk)
         cut_longer_segments(disk, config.segment_bytes, self.damage)
+        native = load_native() if native is None else native
         self._log = CommitLog(
             disk,
             segment_bytes=config.segment_bytes,
             store_host=store_host,
             append_crc=config.sealed,
+            native=native,
         )
         blocks = QueueBlocks(disk, self._open_files, file_bytes=config.queue_file_bytes)
         deleted_topics = DeletedTopics(disk, self.damage)
