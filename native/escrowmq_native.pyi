@@ -22,6 +22,7 @@ class Half:
     previous_offsets: tuple[int, ...]
     attempt: Any
     last_remark: str
+    final_properties_bytes: int
     @property
     def topic(self) -> str: ...
     @property
@@ -99,6 +100,7 @@ class PlainRequests:
         group_open_bytes: int,
         immunity_ms: Callable[[str, str], int] | None,
     ) -> None: ...
+    def remember_append(self, log_offset: int, data: bytes) -> None: ...
     def read(
         self, chunks: list[tuple[Any, bytes, bytes, bytes]], now_ms: int, requests_max: int
     ) -> Batch: ...

@@ -20,7 +20,7 @@ use crate::half::{Half, HalfTable, HalfTotals, Name};
 use crate::header::{self, EndHeader, Head, PlainHeader, SendHeader};
 use crate::java_hash;
 use crate::key_index::KeyBlock;
-use crate::log_tail::{LogBytes, LogTail};
+use crate::log_tail::{Append, LogBytes, LogTail};
 use crate::properties::{self, ITEM_END, PlainProperties};
 use crate::record::{self, BLANK_BYTES, Fields, Parts};
 use crate::response::{Position, ResponseEncoder, number};
@@ -140,6 +140,11 @@ impl PlainRequests {
         };
         self.immunity_ms = immunity_ms;
         self.immunities.clear();
+    }
+
+    /// Remember bytes that Python has appended to the log. Halves in them can be committed here.
+    fn remember_append(&mut self, py: Python<'_>, log_offset: i64, data: Py<PyBytes>) {
+        self.tail.push(py, log_offset, Append::Python(data));
     }
 
     /// Read the plain requests of chunks: tuples of connection, host, incomplete frame, chunk.
@@ -441,7 +446,10 @@ impl PlainRequests {
             return false;
         };
         let mut decided = half.borrow_mut(py);
+        // The Python path parks halves whose keys need escapes in a response.
+        let is_plain_key = decided.key_bytes().iter().all(u8::is_ascii_alphanumeric);
         if !decided.is_plain()
+            || !is_plain_key
             || decided.log_offset != end.log_offset
             || decided.group.text.as_bytes() != end.group
         {
@@ -457,11 +465,15 @@ impl PlainRequests {
             let final_properties_bytes = usize::from(decided.final_properties_bytes);
             let Some(stored) = self
                 .tail
-                .find(decided.log_offset)
+                .find(py, decided.log_offset)
                 .and_then(|data| record::read_half(data, final_properties_bytes))
             else {
                 return false;
             };
+            // Of other text, tags and keys are hashed by UTF-16 units.
+            if !stored.final_properties.is_ascii() {
+                return false;
+            }
             let client_properties = stored
                 .final_properties
                 .strip_suffix(&*self.added_properties);
@@ -1051,7 +1063,7 @@ impl Batch {
     fn apply(&mut self, py: Python<'_>) -> PyResult<Applied> {
         let mut owner = self.owner.borrow_mut(py);
         for (begin, bytes) in &self.pieces {
-            owner.tail.push(*begin, bytes.clone());
+            owner.tail.push(py, *begin, Append::Native(bytes.clone()));
         }
         let table = owner.table.clone_ref(py);
         let mut table = table.borrow_mut(py);

@@ -102,7 +102,8 @@ pub struct Half {
     is_stranded: bool,
     #[pyo3(get, set)]
     pub is_being_decided: bool,
-    /// The properties of the final are so many bytes of those of the half; 0 if not known.
+    /// The properties of the half begin with those of the final, so many bytes; 0 if not known.
+    #[pyo3(get, set)]
     pub final_properties_bytes: u16,
     rare: Option<Box<RareFields>>,
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 /// Bytes of the log, shared between this module and Python's memoryviews.
 #[pyclass(module = "escrowmq_native", frozen)]
@@ -62,9 +63,24 @@ impl LogBytes {
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 }
 
+/// Appended bytes: of a batch of this module, or of Python.
+pub enum Append {
+    Native(Arc<Vec<u8>>),
+    Python(Py<PyBytes>),
+}
+
+impl Append {
+    fn bytes<'a>(&'a self, py: Python<'a>) -> &'a [u8] {
+        match self {
+            Append::Native(bytes) => bytes,
+            Append::Python(bytes) => bytes.as_bytes(py),
+        }
+    }
+}
+
 /// The last appended bytes by log offset, up to a limit.
 pub struct LogTail {
-    appends: VecDeque<(i64, Arc<Vec<u8>>)>,
+    appends: VecDeque<(i64, Append)>,
     bytes: usize,
     bytes_max: usize,
 }
@@ -79,23 +95,25 @@ impl LogTail {
     }
 
     /// Add what was appended at a log offset. Offsets ascend from call to call.
-    pub fn push(&mut self, begin: i64, bytes: Arc<Vec<u8>>) {
-        self.bytes += bytes.len();
-        self.appends.push_back((begin, bytes));
+    pub fn push(&mut self, py: Python<'_>, begin: i64, append: Append) {
+        self.bytes += append.bytes(py).len();
+        self.appends.push_back((begin, append));
         while self.bytes > self.bytes_max && self.appends.len() > 1 {
             if let Some((_, dropped)) = self.appends.pop_front() {
-                self.bytes -= dropped.len();
+                self.bytes -= dropped.bytes(py).len();
             }
         }
     }
 
     /// Return the bytes from a log offset to the end of the append that contains it.
-    pub fn find(&self, log_offset: i64) -> Option<&[u8]> {
+    pub fn find<'a>(&'a self, py: Python<'a>, log_offset: i64) -> Option<&'a [u8]> {
         let index = self
             .appends
             .partition_point(|(begin, _)| *begin <= log_offset)
             .checked_sub(1)?;
-        let (begin, bytes) = &self.appends[index];
-        bytes.get(usize::try_from(log_offset - begin).ok()?..)
+        let (begin, append) = &self.appends[index];
+        append
+            .bytes(py)
+            .get(usize::try_from(log_offset - begin).ok()?..)
     }
 }

@@ -12,6 +12,7 @@ const CRC_MASK: u32 = 0x7FFF_FFFF;
 const CRC_NAME: &[u8] = b"__CRC32#\x01";
 const CRC_DIGITS: usize = 10;
 const CRC_PROPERTY_BYTES: usize = CRC_NAME.len() + CRC_DIGITS + 1;
+const HOST_BITS: u32 = 0x30;
 const BODY_CRC_POSITION: usize = 8;
 const BODY_BYTES_POSITION: usize = 84;
 
@@ -117,7 +118,7 @@ fn put_u64(buffer: &mut Vec<u8>, value: i64) {
     buffer.extend_from_slice(&value.to_be_bytes());
 }
 
-/// A half message in the log, as the plain path has written it.
+/// A plain half message in the log, written by either path.
 #[derive(Debug)]
 pub struct StoredHalf<'a> {
     pub body_crc: u32,
@@ -134,6 +135,9 @@ pub struct StoredHalf<'a> {
 /// Read what a final needs of its half, whose record begins `data`. `None` if it is not all there.
 pub fn read_half(data: &[u8], final_properties_bytes: usize) -> Option<StoredHalf<'_>> {
     let head = data.get(..HEAD_BYTES)?;
+    if get_u32(head, 36) & HOST_BITS != 0 {
+        return None; // a longer head, with an IPv6 address
+    }
     let body_bytes = get_u32(head, BODY_BYTES_POSITION) as usize;
     let body = data.get(HEAD_BYTES..HEAD_BYTES.checked_add(body_bytes)?)?;
     let after_body = &data[HEAD_BYTES + body_bytes..];

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 SHARE_REQUESTS_MAX: Final = 1024
 BATCH_BYTES_MAX: Final = 4 << 20  # of received bytes; a turn may have several batches
 # Halves of these last bytes of the log are committed without reading them again.
-TAIL_BYTES: Final = 8 << 20
+TAIL_BYTES: Final = 32 << 20
 
 
 class PlainChannel(Channel, Protocol):
@@ -95,6 +95,7 @@ class NativeRequests:
             send_tail=encoder.tail,
             tail_bytes=TAIL_BYTES,
         )
+        store.watch_appends(self._requests.remember_append)
         self._is_writable = False
         self._has_failed = False
         self.count = 0  # of requests that were handled here

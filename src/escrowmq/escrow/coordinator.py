@@ -187,6 +187,7 @@ class TransactionCoordinator:
                 record, final_properties, half.topic, half.queue_id, half.log_offset
             )
             self.final_cache.put(half.queue_offset, final)
+            half.final_properties_bytes = len(final_properties)
 
     def park_failed(self, half: Half) -> None:
         """Release the key of a half that could not be stored."""

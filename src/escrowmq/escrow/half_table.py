@@ -63,6 +63,8 @@ class Half(Protocol):
     previous_offsets: tuple[int, ...]  # queue offsets it had before it was moved
     attempt: Attempt | None
     last_remark: str  # what its producer said with its last UNKNOWN
+    # Its properties begin with those of its final, so many bytes; 0 if that is not known.
+    final_properties_bytes: int
 
     @property
     def topic(self) -> str: ...
@@ -98,6 +100,7 @@ class PythonHalf(msgspec.Struct, gc=False):
     previous_offsets: tuple[int, ...] = ()
     attempt: Attempt | None = None
     last_remark: str = ""
+    final_properties_bytes: int = 0
 
     @property
     def group_topic_key(self) -> GroupTopicKey:

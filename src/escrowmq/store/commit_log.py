@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, count, repeat
 from typing import Any, Final, NamedTuple
@@ -196,6 +196,8 @@ class CommitLog:
         # None until the first checkpoint of this process: a checkpoint says the same.
         self.marks: FlushMarks | None = None
         self.recent = RecentAppends()
+        # Called with what was encoded here, for the native path, which knows what it has encoded.
+        self.on_append: Callable[[int, bytes], None] | None = None
         self._window = _NO_WINDOW  # log offset and bytes of the last sequential read
         self._next_read = -1  # the log offset behind the record that was read last
         try:
@@ -231,6 +233,8 @@ class CommitLog:
             raise
         for begin, data in parts:
             self.recent.add(begin, data)
+            if self.on_append is not None and type(data) is bytes:
+                self.on_append(begin, data)
         self.end = end
         self._window = _NO_WINDOW  # it may contain what was here before the append
 

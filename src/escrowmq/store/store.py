@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from escrowmq.config import DelayConfig, StoreConfig
@@ -412,6 +412,10 @@ class MessageStore(StoreReader):
         if size > self.config.record_bytes_max:
             limit = self.config.record_bytes_max
             raise RecordRefused(f"record is {size} bytes, the limit is {limit}")
+
+    def watch_appends(self, on_append: Callable[[int, bytes], None]) -> None:
+        """Let `on_append` be called with log offset and bytes of what `append` has written."""
+        self._log.on_append = on_append
 
     # --- making durable ------------------------------------------------------------------------
 
