@@ -154,14 +154,16 @@ class NativeRequests:
         return [(index, rest + data, True) for index, (_, _, rest, data) in enumerate(chunks)]
 
     def _append(self, batch: Batch, chunks: list[Chunk], now_ms: int) -> None:
+        # Responses may wait for a flush, and must not keep the received bytes until then.
+        channels = [chunk[0] for chunk in chunks]
         try:
             self._store.append_encoded(batch, now_ms=self._wall_ms(now_ms))
         except StoreError as error:
-            self._refuse_all(batch, chunks, error)
+            self._refuse_all(batch, channels, error)
             return
         except Exception as error:  # a bug must not leave clients without a response
             log.exception("append failed requests=%d", len(batch))
-            self._refuse_all(batch, chunks, StoreFailed(f"internal error: {error}"))
+            self._refuse_all(batch, channels, StoreFailed(f"internal error: {error}"))
             return
         try:
             applied = batch.apply()
@@ -170,14 +172,14 @@ class NativeRequests:
             # The records are in the log, but memory does not know what they mean: see turn.py.
             log.exception("stored records could not be applied requests=%d", len(batch))
             self._store.fail(error)
-            self._respond_failure(batch, chunks, ResponseCode.SYSTEM_ERROR)
+            self._respond_failure(batch, channels, ResponseCode.SYSTEM_ERROR)
             return
         try:
             self._count(batch, applied)
             self._messages_arrived(batch.queues, batch)
         except Exception:
             log.exception("stored records not announced requests=%d", len(batch))
-        self._respond_when_durable(batch, chunks, applied)
+        self._respond_when_durable(batch, channels, applied)
 
     def _count(self, batch: Batch, applied: Applied) -> None:
         counters = self._counters
@@ -191,7 +193,9 @@ class NativeRequests:
 
     # --- responses -------------------------------------------------------------------------------
 
-    def _respond_when_durable(self, batch: Batch, chunks: list[Chunk], applied: Applied) -> None:
+    def _respond_when_durable(
+        self, batch: Batch, channels: list[PlainChannel], applied: Applied
+    ) -> None:
         counters = self._counters
         start_s = counters.turn_start_s()
         plain_count = applied.send_count - applied.half_count
@@ -199,9 +203,9 @@ class NativeRequests:
         def on_flushed(error: StoreError | None) -> None:
             if error is None:
                 for index, data in batch.responses():
-                    chunks[index][0].write(data)
+                    channels[index].write(data)
             else:
-                self._respond_failure(batch, chunks, _response_code(error))
+                self._respond_failure(batch, channels, _response_code(error))
             counters.record_send_responses(plain_count, start_s)
 
         if self._when_flushed is None:
@@ -209,10 +213,10 @@ class NativeRequests:
         else:
             self._when_flushed(self._store.end, on_flushed)
 
-    def _respond_failure(self, batch: Batch, chunks: list[Chunk], code: int) -> None:
+    def _respond_failure(self, batch: Batch, channels: list[PlainChannel], code: int) -> None:
         """Respond to requests whose records are in the log, but not as durable as they should."""
         for index, request_code, opaque, is_oneway, position, key in batch.requests():
-            channel = chunks[index][0]
+            channel = channels[index]
             request = _request(request_code, opaque, is_oneway=is_oneway)
             try:
                 if request_code == RequestCode.END_TRANSACTION:
@@ -225,12 +229,12 @@ class NativeRequests:
             except Exception:
                 log.exception("request not responded to peer=%s", channel.address)
 
-    def _refuse_all(self, batch: Batch, chunks: list[Chunk], error: StoreError) -> None:
+    def _refuse_all(self, batch: Batch, channels: list[PlainChannel], error: StoreError) -> None:
         """Undo a batch that could not be stored, and refuse its requests."""
         batch.cancel()
         code = _response_code(error)
         for index, request_code, opaque, is_oneway, _, key in batch.requests():
-            channel = chunks[index][0]
+            channel = channels[index]
             remark = str(error) if key is None else "the half message was not stored"
             if request_code == RequestCode.END_TRANSACTION:
                 remark = "the decision was not stored"
