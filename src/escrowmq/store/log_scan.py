@@ -320,28 +320,28 @@ class LogScanner:
 
     def _next_boundary(self, position: LogOffset) -> LogOffset:
         """Return where the next record begins behind invalid bytes."""
-        known = self.history.boundaries.next_after(position)
+        boundary = self.history.boundaries.next_after(position)
         claims = self.claims_at(position)
         if claims is None or self._is_damaged_blank(position, claims):
-            return LogOffset(known)
-        ends = self._claimed_ends(position, claims, known)
+            return LogOffset(boundary)
+        ends = self._claimed_ends(position, claims, boundary)
         if claims.size == claims.parts_size and ends and claims.wrong_bits(position) <= 1:
             return ends.pop()
         for passes_damage in (False, True):
-            common = _Ways(self, known, passes_damage).common_positions(ends)
+            common = _Ways(self, boundary, passes_damage).common_positions(ends)
             if common is not None:
                 return min(common)
-        return LogOffset(known)
+        return LogOffset(boundary)
 
     def _claimed_ends(
-        self, position: LogOffset, claims: RecordClaims, known: int
+        self, position: LogOffset, claims: RecordClaims, boundary: int
     ) -> set[LogOffset]:
         """Return where a damaged record ends, by its size and by the sum of its parts."""
         last_end = self._segment_end(position) - BLANK.size  # a blank record follows the last one
         return {
             LogOffset(position + size)
             for size in (claims.size, claims.parts_size)
-            if size >= RECORD_BYTES_MIN and position + size <= min(known, last_end)
+            if size >= RECORD_BYTES_MIN and position + size <= min(boundary, last_end)
         }
 
     def _is_damaged_blank(self, position: int, claims: RecordClaims) -> bool:
@@ -350,7 +350,7 @@ class LogScanner:
         return claims.magic == MAGIC_BLANK or (claims.size == remaining and not is_record)
 
     def next_positions(
-        self, position: LogOffset, begin: LogOffset, known: int, passes_damage: bool
+        self, position: LogOffset, begin: LogOffset, boundary: int, passes_damage: bool
     ) -> set[LogOffset]:
         """Return where a way to a known boundary can go on from a position; nowhere if it ends.
 
@@ -362,7 +362,7 @@ class LogScanner:
             # A claimed end in the unwritten part leads to no record, so it proves nothing.
             is_unflushed = position >= (self.history.durable_end or 0)
             if position > begin and is_unflushed and self._is_zero_from(position):
-                return {LogOffset(known)}
+                return {LogOffset(boundary)}
             claims = self.claims_at(position) if passes_damage else None
             # Only one thing may be wrong with it, or any bytes would look like a damaged record.
             is_alike = claims is not None and (
@@ -370,7 +370,7 @@ class LogScanner:
             )
             if claims is None or not is_alike:
                 return set()
-            return self._claimed_ends(position, claims, known)
+            return self._claimed_ends(position, claims, boundary)
         if record is None:
             return {self._segment_end(position)}
         return {LogOffset(position + record.size)}
@@ -435,9 +435,9 @@ class _Ways:
     boundary have in common is right.
     """
 
-    def __init__(self, scanner: LogScanner, known: int, passes_damage: bool) -> None:
+    def __init__(self, scanner: LogScanner, boundary: int, passes_damage: bool) -> None:
         self._scanner = scanner
-        self._known = known
+        self._boundary = boundary
         self._passes_damage = passes_damage
         self._by_fork: dict[frozenset[LogOffset], set[LogOffset] | None] = {}
 
@@ -457,9 +457,9 @@ class _Ways:
 
     def _follow(self, begin: LogOffset) -> set[LogOffset] | None:
         positions, position = {begin}, begin
-        while position < self._known:
+        while position < self._boundary:
             following = self._scanner.next_positions(
-                position, begin, self._known, self._passes_damage
+                position, begin, self._boundary, self._passes_damage
             )
             if len(following) > 1:
                 common = self.common_positions(following)
@@ -468,7 +468,7 @@ class _Ways:
                 return None
             [position] = following
             positions.add(position)
-        return positions if position == self._known else None
+        return positions if position == self._boundary else None
 
 
 def first_nonzero_offset(source: LogSource, begin: int, end: int) -> int | None:

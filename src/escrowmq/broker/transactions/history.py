@@ -87,13 +87,13 @@ class HistoryReader:
         Clients choose ids, so several transactions may have the same. `group` and `half_offset`,
         the offset in the half queue, tell them apart. Raises AmbiguousTransaction.
         """
-        found = yield from self._find_by_id(name, group)
+        candidates = yield from self._find_by_id(name, group)
         if half_offset is not None:
-            found = [located for located in found if self._was_at(located, half_offset)]
-        if len(found) > 1:
-            raise AmbiguousTransaction(_ambiguity_text(name, found))
-        if found:
-            return found[0]
+            candidates = [located for located in candidates if self._was_at(located, half_offset)]
+        if len(candidates) > 1:
+            raise AmbiguousTransaction(_ambiguity_text(name, candidates))
+        if candidates:
+            return candidates[0]
         located = yield from self._find_by_offset_id(name)
         if located is None or group not in (None, located.group):
             return None
@@ -107,23 +107,23 @@ class HistoryReader:
             # There may be more of them than the index returns. Strangers may have sent them to
             # hide one, so look at all that are open; only an operator's request gets here.
             open_offsets = yield from self._open_offsets(name.encode("utf-8", "replace"))
-        found: dict[int, LocatedTransaction] = {}
+        undecided: dict[int, LocatedTransaction] = {}
         for queue_offset in open_offsets:
             half = self._find_half(queue_offset)
             if half is not None:  # not decided meanwhile
-                found[half.queue_offset] = _located_half(half)
+                undecided[half.queue_offset] = _located_half(half)
         decided: dict[tuple[str, str], LocatedTransaction] = {}
         for record in records:
             located = self._locate(record)
             if located is None:
                 continue
             if located.half is not None:
-                found.setdefault(located.queue_offset, located)
+                undecided.setdefault(located.queue_offset, located)
             else:
                 decided.setdefault((located.group, located.topic), located)
-        open_names = {(located.group, located.topic) for located in found.values()}
+        open_names = {(located.group, located.topic) for located in undecided.values()}
         candidates = [
-            *found.values(),
+            *undecided.values(),
             *(located for names, located in decided.items() if names not in open_names),
         ]
         return [located for located in candidates if group in (None, located.group)]
@@ -167,10 +167,10 @@ class HistoryReader:
         if properties is None or not properties.key:
             return None
         same_id = yield from self._find_by_id(_decode_key(properties.key), properties.group)
-        found = [located for located in same_id if located.topic == properties.topic]
-        if len(found) > 1:
-            raise AmbiguousTransaction(_ambiguity_text(_decode_key(properties.key), found))
-        return found[0] if found else None
+        candidates = [located for located in same_id if located.topic == properties.topic]
+        if len(candidates) > 1:
+            raise AmbiguousTransaction(_ambiguity_text(_decode_key(properties.key), candidates))
+        return candidates[0] if candidates else None
 
     def _locate(self, record: StoredRecord) -> LocatedTransaction | None:
         half = self._find_half(record.queue_offset)
@@ -330,18 +330,18 @@ class HistoryReader:
 
     def _find_all_by_key(self, topic: str, key: str) -> SlicedResult[list[StoredRecord]]:
         """Return the newest records first. One look-up returns no more than RESULTS_MAX."""
-        found: dict[int, StoredRecord] = {}  # by log offset
+        journal_records: dict[int, StoredRecord] = {}  # by log offset
         end_ms = 1 << 62
-        while len(found) < JOURNAL_ENTRIES_MAX:
+        while len(journal_records) < JOURNAL_ENTRIES_MAX:
             records = yield from self._store.search_by_key(
                 topic, key, count_max=RESULTS_MAX, end_ms=end_ms
             )
-            new = [record for record in records if record.log_offset not in found]
-            found.update((record.log_offset, record) for record in new)
+            new = [record for record in records if record.log_offset not in journal_records]
+            journal_records.update((record.log_offset, record) for record in new)
             if not new or len(records) < RESULTS_MAX:
                 break
             end_ms = min(record.stored_ms for record in new)
-        return list(found.values())
+        return list(journal_records.values())
 
     def _op_steps(
         self, queue_offset: int, stored: list[StoredRecord]
@@ -436,16 +436,16 @@ def _located_half(half: Half) -> LocatedTransaction:
     return LocatedTransaction(half.queue_offset, half.log_offset, half, half.group, half.topic)
 
 
-def _ambiguity_text(name: str, found: Sequence[LocatedTransaction]) -> str:
+def _ambiguity_text(name: str, located_transactions: Sequence[LocatedTransaction]) -> str:
     """Return which transactions an id may mean, for operators."""
     candidates = "; ".join(
         f"group {located.group!r}, topic {located.topic!r}, half offset {located.queue_offset}, "
         f"log offset {located.log_offset}, {'decided' if located.half is None else 'undecided'}"
-        for located in found[:CANDIDATES_SHOWN_MAX]
+        for located in located_transactions[:CANDIDATES_SHOWN_MAX]
     )
-    more = len(found) - CANDIDATES_SHOWN_MAX
+    more = len(located_transactions) - CANDIDATES_SHOWN_MAX
     return (
-        f"{len(found)} transactions have the id {name[:100]!r}: {candidates}"
+        f"{len(located_transactions)} transactions have the id {name[:100]!r}: {candidates}"
         f"{f'; and {more} more' if more > 0 else ''}. Name the group or the half offset as well"
     )
 
