@@ -9,10 +9,10 @@
 //! goes to the Python path, which handles it after the batch is stored, so the requests of a
 //! connection keep their order. Nothing is visible to anybody before `apply`.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
 

@@ -4,11 +4,11 @@
 //! tests/contract/test_half_table.py runs one suite on both. A half is an object of its own, so
 //! that Python can keep and change one exactly as it does with its twin.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use hashbrown::HashTable;
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
@@ -312,7 +312,7 @@ pub struct HalfTable {
     #[pyo3(get)]
     stranded_count: u64,
     // With a random key: clients choose keys, and must not be able to make them collide.
-    hasher: RandomState,
+    hasher: DefaultHashBuilder,
 }
 
 impl HalfTable {
@@ -546,7 +546,7 @@ impl HalfTable {
             topics: HashMap::new(),
             total: HalfTotals::default(),
             stranded_count: 0,
-            hasher: RandomState::new(),
+            hasher: DefaultHashBuilder::default(),
         }
     }
 

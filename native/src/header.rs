@@ -41,6 +41,17 @@ pub enum PlainHeader<'a> {
     End(EndHeader<'a>),
 }
 
+/// The bytes that a string may contain as they are: printable ASCII but for quote and backslash.
+const IS_ORDINARY: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = b' ';
+    while byte <= b'~' {
+        table[byte as usize] = byte != b'"' && byte != b'\\';
+        byte += 1;
+    }
+    table
+};
+
 const SEND_MESSAGE_V2: i32 = 310;
 const END_TRANSACTION: i32 = 37;
 const FLAG_RESPONSE: i32 = 1;
@@ -85,16 +96,16 @@ pub fn parse<'a>(header: &'a [u8], properties: &mut Vec<u8>) -> Option<(Head, Pl
                 8
             }
             b"language" => {
-                cursor.string()?;
+                cursor.text()?;
                 16
             }
             b"serializeTypeCurrentRPC" => {
-                cursor.string()?;
+                cursor.text()?;
                 32
             }
             b"remark" => {
                 if !cursor.null() {
-                    has_remark = !cursor.string()?.0.is_empty();
+                    has_remark = !cursor.text()?.is_empty();
                 }
                 64
             }
@@ -173,24 +184,25 @@ impl<'a> Cursor<'a> {
     /// Return the raw content of a string, and whether it contains escapes.
     fn string(&mut self) -> Option<(&'a [u8], bool)> {
         self.expect(b'"')?;
-        let begin = self.position;
+        let rest = &self.bytes[self.position..];
+        let mut length = 0;
         let mut has_escapes = false;
         loop {
-            match self.peek()? {
+            length += rest
+                .get(length..)?
+                .iter()
+                .position(|byte| !IS_ORDINARY[usize::from(*byte)])?;
+            match rest[length] {
                 b'"' => break,
                 b'\\' => {
                     has_escapes = true;
-                    self.position += 1;
-                    self.peek()?;
+                    length += 2;
                 }
-                b' '..=b'~' => {}
                 _ => return None,
             }
-            self.position += 1;
         }
-        let content = &self.bytes[begin..self.position];
-        self.position += 1;
-        Some((content, has_escapes))
+        self.position += length + 1;
+        Some((&rest[..length], has_escapes))
     }
 
     fn text(&mut self) -> Option<&'a [u8]> {
@@ -200,7 +212,7 @@ impl<'a> Cursor<'a> {
 
     /// Pass a string that is not needed, and return the bit of its name.
     fn skipped_text(&mut self, bit: u32) -> Option<u32> {
-        self.string().map(|_| bit)
+        self.text().map(|_| bit)
     }
 
     /// Read a JSON number.
@@ -254,7 +266,7 @@ impl<'a> Cursor<'a> {
             };
             match letter {
                 b'a' | b'c' | b'n' => {
-                    cursor.string()?;
+                    cursor.text()?;
                 }
                 b'b' => header.topic = cursor.text()?,
                 b'd' | b'l' => {

@@ -3,9 +3,9 @@
 //! The layout is that of store/key_index.py, which is the specification; the functions here are
 //! its two expensive loops.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use hashbrown::hash_map::Entry;
 
+use hashbrown::HashMap;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyByteArrayMethods, PyBytes};
