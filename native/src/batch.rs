@@ -13,15 +13,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use pyo3::exceptions::PyBaseException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
 
 use crate::half::{Half, HalfTable, HalfTotals, Name};
-use crate::header::{self, EndHeader, Head, PlainHeader, SendHeader};
+use crate::header::{self, EndHeader, Head, PlainHeader, PullHeader, SendHeader};
 use crate::java_hash;
 use crate::key_index::KeyBlock;
 use crate::log_tail::{Append, LogBytes, LogTail};
 use crate::properties::{self, ITEM_END, PlainProperties};
+use crate::pull::{Deliveries, PullReader};
 use crate::record::{self, BLANK_BYTES, Fields, Parts};
 use crate::response::{Position, ResponseEncoder, number};
 
@@ -33,6 +35,11 @@ const GROUP_BYTES_MAX: usize = 63;
 const TOPIC_BYTES_MAX: usize = 127;
 const UNIQUE_KEY_BYTES_MAX: usize = 255;
 const IMMUNITIES_MAX: usize = 4096;
+/// Of one connection in one batch, and of all. So many take one millisecond, and some.
+const CONNECTION_PULLS_MAX: usize = 64;
+const PULLS_MAX: usize = 512;
+/// Responses to pulls of one connection in one batch; then the Python path has a look at it.
+const PULLED_BYTES_MAX: usize = 1 << 20;
 /// The bits of a sysFlag that a client sets: the body is compressed and how, several tags.
 const CLIENT_SYS_FLAGS: i32 = 0x703;
 const TRANSACTION_COMMIT: i32 = 8;
@@ -75,6 +82,7 @@ pub struct PlainRequests {
     added_properties: Vec<u8>,
     responses: Arc<ResponseEncoder>,
     tail: LogTail,
+    pulls: PullReader,
     half_name: Arc<Name>,
     op_name: Arc<Name>,
     properties: Vec<u8>, // of the request that is being read
@@ -83,9 +91,10 @@ pub struct PlainRequests {
 #[pymethods]
 impl PlainRequests {
     /// `queue_counts`: how many queues each topic has that clients may send to; it may change.
-    /// `send_tail`: what ends the response to a send.
+    /// `send_tail`: what ends the response to a send. `plan_pull` says how a pull is to be answered,
+    /// `read_log` reads the log, `commit_offset` stores the offset that a pull brings along.
     #[new]
-    #[pyo3(signature = (table, queue_counts, *, store_host, has_crc, added_properties, send_tail, tail_bytes))]
+    #[pyo3(signature = (table, queue_counts, *, store_host, has_crc, added_properties, send_tail, tail_bytes, plan_pull, read_log, commit_offset))]
     #[allow(clippy::too_many_arguments)] // they are named
     fn new(
         py: Python<'_>,
@@ -96,6 +105,9 @@ impl PlainRequests {
         added_properties: &[u8],
         send_tail: &[u8],
         tail_bytes: usize,
+        plan_pull: Py<PyAny>,
+        read_log: Py<PyAny>,
+        commit_offset: Py<PyAny>,
     ) -> PlainRequests {
         PlainRequests {
             table,
@@ -108,6 +120,7 @@ impl PlainRequests {
             added_properties: added_properties.to_vec(),
             responses: Arc::new(ResponseEncoder::new(store_host, send_tail)),
             tail: LogTail::new(tail_bytes),
+            pulls: PullReader::new(plan_pull, read_log, commit_offset),
             half_name: Name::new(py, HALF_TOPIC),
             op_name: Name::new(py, OP_TOPIC),
             properties: Vec::new(),
@@ -140,6 +153,7 @@ impl PlainRequests {
         };
         self.immunity_ms = immunity_ms;
         self.immunities.clear();
+        self.pulls.clear();
     }
 
     /// Remember bytes that Python has appended to the log. Halves in them can be committed here.
@@ -148,15 +162,22 @@ impl PlainRequests {
     }
 
     /// Read the plain requests of chunks: tuples of connection, host, incomplete frame, chunk.
+    /// `pull_version`: where the log begins, and a number that changes whenever a pull might have
+    /// to be answered in another way. None if no pull is plain.
     fn read(
         slf: Bound<'_, Self>,
         chunks: &Bound<'_, PyList>,
         now_ms: i64,
         requests_max: usize,
+        pull_version: Option<(i64, i64)>,
     ) -> PyResult<Batch> {
         let py = slf.py();
         let mut batch = Batch::new(slf.clone().unbind(), now_ms);
         let mut own = slf.borrow_mut();
+        batch.allows_pulls = pull_version.is_some();
+        if let Some(version) = pull_version {
+            own.pulls.update(version);
+        }
         for (index, chunk) in chunks.iter().enumerate() {
             let chunk = chunk.cast_into::<PyTuple>()?;
             let host: [u8; 8] = chunk.get_item(1)?.extract()?;
@@ -254,16 +275,48 @@ impl PlainRequests {
         let (header, body) = frame[PREFIX_BYTES..].split_at(header_bytes);
         let mut properties = std::mem::take(&mut self.properties);
         let is_plain = match header::parse(header, &mut properties) {
-            Some((head, PlainHeader::Send(send))) => {
+            Some((head, PlainHeader::Send(send))) if !batch.has_pulls_of(connection) => {
                 self.read_send(py, batch, connection, head, &send, &properties, body)?
             }
-            Some((head, PlainHeader::End(end))) if body.is_empty() => {
+            Some((head, PlainHeader::End(end)))
+                if body.is_empty() && !batch.has_pulls_of(connection) =>
+            {
                 self.read_end(py, batch, connection, head, &end)
+            }
+            Some((head, PlainHeader::Pull(pull))) if body.is_empty() && !head.is_oneway => {
+                self.read_pull(py, batch, connection, head, &pull)
             }
             _ => false,
         };
         self.properties = properties;
         Ok(is_plain)
+    }
+
+    fn read_pull(
+        &mut self,
+        py: Python<'_>,
+        batch: &mut Batch,
+        connection: &Connection<'_>,
+        head: Head,
+        pull: &PullHeader<'_>,
+    ) -> bool {
+        if !batch.accepts_pull(connection) {
+            return false;
+        }
+        let mut response = Vec::new();
+        let deliveries = &mut batch.deliveries;
+        let answered = self
+            .pulls
+            .answer(py, &self.tail, head, pull, &mut response, deliveries);
+        // Whatever went wrong, the Python path answers.
+        let is_plain = answered.unwrap_or_else(|error| {
+            batch.pull_errors.push(error);
+            false
+        });
+        if is_plain {
+            batch.add_pull_response(connection, response);
+        }
+        is_plain
     }
 
     #[allow(clippy::too_many_arguments)] // the parts of one request
@@ -624,6 +677,12 @@ pub struct Batch {
     queues: Vec<Queue>,
     hashes: Vec<u32>, // of keys, in the order of the records
     leftovers: Vec<(usize, Vec<u8>, bool)>,
+    allows_pulls: bool,
+    pull_responses: Vec<(usize, Arc<Vec<u8>>)>, // with the numbers of chunks
+    connection_pulls: usize,                    // of the last of these chunks
+    connection_pulled_bytes: usize,
+    deliveries: Deliveries,
+    pull_errors: Vec<PyErr>,
     // Set by `encode`.
     pieces: Vec<(i64, Arc<Vec<u8>>)>,
     end: i64,
@@ -646,6 +705,12 @@ impl Batch {
             queues: Vec::new(),
             hashes: Vec::new(),
             leftovers: Vec::new(),
+            allows_pulls: false,
+            pull_responses: Vec::new(),
+            connection_pulls: 0,
+            connection_pulled_bytes: 0,
+            deliveries: Deliveries::new(),
+            pull_errors: Vec::new(),
             pieces: Vec::new(),
             end: 0,
             last_record_offset: -1,
@@ -666,6 +731,38 @@ impl Batch {
             kind,
             position,
         });
+    }
+
+    /// Return whether requests of this chunk were pulls. Their responses leave at once, so what
+    /// follows them and is stored first has to wait for the Python path.
+    fn has_pulls_of(&self, connection: &Connection<'_>) -> bool {
+        self.pull_responses
+            .last()
+            .is_some_and(|(chunk, _)| *chunk == connection.index)
+    }
+
+    fn accepts_pull(&self, connection: &Connection<'_>) -> bool {
+        let is_first = !self.has_pulls_of(connection);
+        let is_behind_others = self
+            .requests
+            .last()
+            .is_some_and(|request| request.chunk == connection.index);
+        self.allows_pulls
+            && !is_behind_others
+            && self.pull_responses.len() < PULLS_MAX
+            && (is_first
+                || (self.connection_pulls < CONNECTION_PULLS_MAX
+                    && self.connection_pulled_bytes < PULLED_BYTES_MAX))
+    }
+
+    fn add_pull_response(&mut self, connection: &Connection<'_>, response: Vec<u8>) {
+        if !self.has_pulls_of(connection) {
+            (self.connection_pulls, self.connection_pulled_bytes) = (0, 0);
+        }
+        self.connection_pulls += 1;
+        self.connection_pulled_bytes += response.len();
+        self.pull_responses
+            .push((connection.index, Arc::new(response)));
     }
 
     /// Copy body and properties. The properties get a separator at the end, and `added`.
@@ -956,6 +1053,36 @@ impl Batch {
             .collect()
     }
 
+    /// The responses to pulls: number of the chunk, and bytes.
+    fn pull_responses<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Vec<(usize, Bound<'py, PyMemoryView>)>> {
+        let responses = self.pull_responses.iter();
+        responses
+            .map(|(chunk, bytes)| Ok((*chunk, shared_view(py, bytes)?)))
+            .collect()
+    }
+
+    /// What was raised by the functions that pulls call.
+    fn pull_errors(&self, py: Python<'_>) -> Vec<Py<PyBaseException>> {
+        let errors = self.pull_errors.iter();
+        errors
+            .map(|error| error.value(py).clone().unbind())
+            .collect()
+    }
+
+    /// What the pulls deliver: request code, topic, group, numbers of pulls, messages and bytes.
+    fn deliveries(&self) -> Vec<(i32, String, String, u64, u64, u64)> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let deliveries = self.deliveries.iter();
+        deliveries
+            .map(|((code, topic, group), (pulls, messages, bytes))| {
+                (*code, text(topic), text(group), *pulls, *messages, *bytes)
+            })
+            .collect()
+    }
+
     /// Encode all records for the end of the log. `next_offsets` are those of the queues.
     fn encode(
         &mut self,
@@ -995,15 +1122,7 @@ impl Batch {
     /// The bytes to write, each with the log offset at which they begin.
     #[getter]
     fn pieces<'py>(&self, py: Python<'py>) -> PyResult<Vec<(i64, Bound<'py, PyMemoryView>)>> {
-        let piece = |(begin, bytes): &(i64, Arc<Vec<u8>>)| {
-            let shared = Bound::new(
-                py,
-                LogBytes {
-                    bytes: bytes.clone(),
-                },
-            )?;
-            Ok((*begin, PyMemoryView::from(shared.as_any())?))
-        };
+        let piece = |(begin, bytes): &(i64, Arc<Vec<u8>>)| Ok((*begin, shared_view(py, bytes)?));
         self.pieces.iter().map(piece).collect()
     }
 
@@ -1189,6 +1308,12 @@ impl Batch {
         };
         self.requests.iter().map(outcome).collect()
     }
+}
+
+/// Return bytes for Python, not copied.
+fn shared_view<'py>(py: Python<'py>, bytes: &Arc<Vec<u8>>) -> PyResult<Bound<'py, PyMemoryView>> {
+    let bytes = bytes.clone();
+    PyMemoryView::from(Bound::new(py, LogBytes { bytes })?.as_any())
 }
 
 type RequestOutcome<'py> = (

@@ -11,6 +11,7 @@
 /// The part of a header that all requests share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
+    pub code: i32,
     pub opaque: i32,
     pub is_oneway: bool,
 }
@@ -35,10 +36,27 @@ pub struct EndHeader<'a> {
     pub is_commit: bool,
 }
 
+/// PULL_MESSAGE and LITE_PULL_MESSAGE.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct PullHeader<'a> {
+    pub group: &'a [u8],
+    pub topic: &'a [u8],
+    pub queue_id: i32,
+    pub queue_offset: i64,
+    pub max_messages: i32,
+    pub sys_flag: i32,
+    pub commit_offset: i64,
+    pub subscription: Option<&'a [u8]>,
+    pub sub_version: i64,
+    pub expression_type: Option<&'a [u8]>,
+    pub max_bytes: Option<i32>,
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub enum PlainHeader<'a> {
     Send(SendHeader<'a>),
     End(EndHeader<'a>),
+    Pull(PullHeader<'a>),
 }
 
 /// The bytes that a string may contain as they are: printable ASCII but for quote and backslash.
@@ -54,6 +72,8 @@ const IS_ORDINARY: [bool; 256] = {
 
 const SEND_MESSAGE_V2: i32 = 310;
 const END_TRANSACTION: i32 = 37;
+const PULL_MESSAGE: i32 = 11;
+const LITE_PULL_MESSAGE: i32 = 361;
 const FLAG_RESPONSE: i32 = 1;
 const FLAG_ONEWAY: i32 = 2;
 const VERDICT_COMMIT: i32 = 8;
@@ -67,7 +87,6 @@ pub fn parse<'a>(header: &'a [u8], properties: &mut Vec<u8>) -> Option<(Head, Pl
     };
     let mut head = Head::default();
     let mut fields: Option<PlainHeader<'a>> = None;
-    let mut code = 0;
     let mut has_remark = false;
     let mut seen = 0u32;
     cursor.expect(b'{')?;
@@ -76,7 +95,7 @@ pub fn parse<'a>(header: &'a [u8], properties: &mut Vec<u8>) -> Option<(Head, Pl
         cursor.expect(b':')?;
         let bit = match name {
             b"code" => {
-                code = cursor.number()?;
+                head.code = cursor.number()?;
                 1
             }
             b"flag" => {
@@ -111,9 +130,10 @@ pub fn parse<'a>(header: &'a [u8], properties: &mut Vec<u8>) -> Option<(Head, Pl
             }
             // The keys that are read depend on the code, which every known client writes first.
             b"extFields" => {
-                fields = Some(match code {
+                fields = Some(match head.code {
                     SEND_MESSAGE_V2 => PlainHeader::Send(cursor.send_fields(properties)?),
                     END_TRANSACTION => PlainHeader::End(cursor.end_fields()?),
+                    PULL_MESSAGE | LITE_PULL_MESSAGE => PlainHeader::Pull(cursor.pull_fields()?),
                     _ => return None,
                 });
                 128
@@ -332,6 +352,67 @@ impl<'a> Cursor<'a> {
             })
         })?;
         (seen & 0b1111 == 0b1111).then_some(header)
+    }
+}
+
+impl<'a> Cursor<'a> {
+    fn pull_fields(&mut self) -> Option<PullHeader<'a>> {
+        let mut header = PullHeader::default();
+        let seen = self.fields(|cursor, name| {
+            Some(match name {
+                b"consumerGroup" => {
+                    header.group = cursor.text()?;
+                    0
+                }
+                b"topic" => {
+                    header.topic = cursor.text()?;
+                    1
+                }
+                b"queueId" => {
+                    header.queue_id = cursor.text_number()?;
+                    2
+                }
+                b"queueOffset" => {
+                    header.queue_offset = cursor.text_number()?;
+                    3
+                }
+                b"maxMsgNums" => {
+                    header.max_messages = cursor.text_number()?;
+                    4
+                }
+                b"sysFlag" => {
+                    header.sys_flag = cursor.text_number()?;
+                    5
+                }
+                b"commitOffset" => {
+                    header.commit_offset = cursor.text_number()?;
+                    6
+                }
+                b"suspendTimeoutMillis" => {
+                    let _: i64 = cursor.text_number()?;
+                    7
+                }
+                b"subscription" => {
+                    header.subscription = Some(cursor.text()?);
+                    8
+                }
+                b"subVersion" => {
+                    header.sub_version = cursor.text_number()?;
+                    9
+                }
+                b"expressionType" => {
+                    header.expression_type = Some(cursor.text()?);
+                    10
+                }
+                b"maxMsgBytes" => {
+                    header.max_bytes = Some(cursor.text_number()?);
+                    11
+                }
+                b"bname" => cursor.skipped_text(12)?,
+                _ => return None,
+            })
+        })?;
+        (seen & 0b11_1111 == 0b11_1111).then_some(header)
     }
 }
 

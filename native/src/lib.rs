@@ -7,6 +7,7 @@ mod key_index;
 mod log_check;
 mod log_tail;
 mod properties;
+mod pull;
 mod record;
 mod response;
 
@@ -17,7 +18,7 @@ mod escrowmq_native {
 
     /// escrowmq uses this module only if both have the same number; see escrowmq/native.py.
     #[pymodule_export]
-    const INTERFACE_VERSION: u32 = 1;
+    const INTERFACE_VERSION: u32 = 2;
 
     #[pymodule_export]
     use crate::batch::{Applied, Batch, PlainRequests};

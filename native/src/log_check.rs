@@ -38,29 +38,45 @@ pub fn records_are_right(
         let Some(data) = data.get(..end) else {
             return false;
         };
-        let mut reader = Reader {
-            data,
-            data_begin,
+        let check = RecordCheck {
             magic,
             topic_field,
             queue_id,
         };
-        reader.range_is_right(position, queue_offset)
+        let data = data.get(position..).unwrap_or_default();
+        check.range_is_right(data, begin, queue_offset)
     })
 }
 
-struct Reader<'a> {
-    data: &'a [u8], // up to the end of the range
-    data_begin: i64,
-    magic: u32,
-    topic_field: &'a [u8],
-    queue_id: i32,
+/// What all records of one queue have in common.
+pub struct RecordCheck<'a> {
+    pub magic: u32,
+    pub topic_field: &'a [u8],
+    pub queue_id: i32,
 }
 
-impl Reader<'_> {
-    fn range_is_right(&mut self, mut position: usize, mut queue_offset: i64) -> bool {
-        while position < self.data.len() {
-            let Some(size) = self.right_record_bytes(position, queue_offset) else {
+impl RecordCheck<'_> {
+    /// Return whether this is exactly the expected record. `is_checked`: its checksum is right.
+    pub fn is_right(
+        &self,
+        record: &[u8],
+        log_offset: i64,
+        queue_offset: i64,
+        is_checked: bool,
+    ) -> bool {
+        let found = self.expected_record(record, log_offset, queue_offset);
+        found.is_some_and(|(bytes, body)| {
+            bytes.len() == record.len() && (is_checked || has_right_checksum(bytes, body))
+        })
+    }
+
+    /// Return whether data that begins at a log offset are records that follow each other.
+    fn range_is_right(&self, data: &[u8], log_offset: i64, mut queue_offset: i64) -> bool {
+        let mut position = 0;
+        while position < data.len() {
+            let record_offset = log_offset + position as i64;
+            let rest = &data[position..];
+            let Some(size) = self.right_record_bytes(rest, record_offset, queue_offset) else {
                 return false;
             };
             position += size;
@@ -69,9 +85,20 @@ impl Reader<'_> {
         true
     }
 
-    /// Return the size of the record at a position, if it is the expected one and right.
-    fn right_record_bytes(&self, position: usize, queue_offset: i64) -> Option<usize> {
-        let rest = &self.data[position..];
+    /// Return the size of the record at the begin of the data, if it is the expected one and right.
+    fn right_record_bytes(&self, rest: &[u8], log_offset: i64, queue_offset: i64) -> Option<usize> {
+        let (record, body) = self.expected_record(rest, log_offset, queue_offset)?;
+        has_right_checksum(record, body).then_some(record.len())
+    }
+
+    /// Return the record at the begin of the data and its body, if it is the expected one. Its
+    /// checksum may be wrong.
+    fn expected_record<'d>(
+        &self,
+        rest: &'d [u8],
+        log_offset: i64,
+        queue_offset: i64,
+    ) -> Option<(&'d [u8], &'d [u8])> {
         if rest.len() < RECORD_BYTES_MIN {
             return None;
         }
@@ -83,12 +110,11 @@ impl Reader<'_> {
         let is_expected = get_u32(rest, 4) == self.magic
             && get_u32(rest, 12) as i32 == self.queue_id
             && get_i64(rest, 20) == queue_offset
-            && get_i64(rest, 28) == self.data_begin + position as i64
+            && get_i64(rest, 28) == log_offset
             && get_u32(rest, 36) & HOST_BITS == 0
             && topic_end + 2 <= size
             && record.get(topic_begin..topic_end)? == self.topic_field;
-        (is_expected && has_right_checksum(record, &record[HEAD_BYTES..topic_begin]))
-            .then_some(size)
+        is_expected.then(|| (record, &record[HEAD_BYTES..topic_begin]))
     }
 }
 

@@ -10,6 +10,8 @@ pub struct ResponseEncoder {
 
 const START: &[u8] = br#"{"code":0,"language":"PYTHON","version":479,"opaque":"#;
 const AFTER_OPAQUE: &[u8] = br#","flag":1,"serializeTypeCurrentRPC":"JSON","extFields":{"#;
+const AFTER_OPAQUE_FOUND: &[u8] =
+    br#","flag":1,"serializeTypeCurrentRPC":"JSON","remark":"FOUND","extFields":{"#;
 const PREFIX_BYTES: usize = 8;
 
 /// Where a message was stored.
@@ -98,13 +100,54 @@ impl ResponseEncoder {
     }
 }
 
+/// The offsets in a response to a pull.
+#[derive(Clone, Copy, Debug)]
+pub struct PullOffsets {
+    pub next: i64,
+    pub min: i64,
+    pub max: i64,
+}
+
+/// Append the header of a response to a pull that found messages. A body of this size follows.
+pub fn pull(
+    out: &mut Vec<u8>,
+    opaque: i32,
+    offsets: PullOffsets,
+    (topic_sys_flag, group_sys_flag): (i32, i32),
+    body_bytes: usize,
+) {
+    frame_with_body(out, body_bytes, |out| {
+        out.extend_from_slice(START);
+        number(out, i64::from(opaque));
+        out.extend_from_slice(AFTER_OPAQUE_FOUND);
+        for (name, value) in [
+            (&br#""suggestWhichBrokerId":""#[..], 0),
+            (br#"","nextBeginOffset":""#, offsets.next),
+            (br#"","minOffset":""#, offsets.min),
+            (br#"","maxOffset":""#, offsets.max),
+            (br#"","topicSysFlag":""#, i64::from(topic_sys_flag)),
+            (br#"","groupSysFlag":""#, i64::from(group_sys_flag)),
+        ] {
+            out.extend_from_slice(name);
+            number(out, value);
+        }
+        out.extend_from_slice(br#""}}"#);
+    });
+}
+
 /// Append a frame with a JSON header, which `header` writes, and without a body.
 fn frame(out: &mut Vec<u8>, header: impl FnOnce(&mut Vec<u8>)) {
+    frame_with_body(out, 0, header);
+}
+
+/// Append the begin of a frame, up to its body.
+fn frame_with_body(out: &mut Vec<u8>, body_bytes: usize, header: impl FnOnce(&mut Vec<u8>)) {
     let begin = out.len();
     out.extend_from_slice(&[0; PREFIX_BYTES]);
     header(out);
     let header_bytes = (out.len() - begin - PREFIX_BYTES) as u32;
-    out[begin..begin + 4].copy_from_slice(&(4 + header_bytes).to_be_bytes());
+    let frame_bytes = 4 + header_bytes + body_bytes as u32;
+    out[begin..begin + 4].copy_from_slice(&frame_bytes.to_be_bytes());
     // JSON is serializer 0, so the length of the header is the whole second word.
     out[begin + 4..begin + 8].copy_from_slice(&header_bytes.to_be_bytes());
 }

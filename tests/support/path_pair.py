@@ -9,6 +9,7 @@ Connections, turns, partial frames and responses are those of a real server, wit
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -180,6 +181,11 @@ class PathBroker:
             "messages in": {
                 key: (sizes.counts, sizes.sum) for key, sizes in counters.messages_in.items()
             },
+            "messages out": {key: tuple(count) for key, count in counters.messages_out.items()},
+            "fetched": counters.fetched_messages,
+            "offsets": json.loads(self.broker.offsets.encode()),
+            "held pulls": self.broker.pull_processor.held_count,
+            "damage": dict(store.damage.counts),
             "stored": counters.stored_messages,
             "sends": counters.send_seconds.count,
         }

@@ -256,6 +256,7 @@ class Broker:
             self.topics,
             self.groups,
             self.transactions.coordinator,
+            self.pull_processor,
             self.counters,
             SendResponseEncoder(
                 store_host=self._store_host,
@@ -265,7 +266,6 @@ class Broker:
             added_properties=self.send_processor.added_properties,
             is_allowed=self._allows_native_requests,
             when_flushed=when_flushed,
-            messages_arrived=self.pull_processor.batch_arrived,
             wall_ms=self._wall_ms,
         )
 

@@ -96,6 +96,7 @@ class TopicTable:
         self._on_changed = on_changed
         self._topics = file.entries("topicConfigTable", TopicConfig)
         self.version: DataVersion = file.version()
+        self.change_count = 0  # also of changes that were undone
         self.is_dirty = False
         self.is_file_uncertain = False  # a save has failed, so the file may differ from the table
         # What each changed topic was when the table was saved; None if it did not exist.
@@ -234,6 +235,7 @@ class TopicTable:
 
     def revert(self) -> None:
         """Undo every change since the table was saved, because it could not be saved again."""
+        self.change_count += 1
         for name, config in self._unsaved.items():
             if config is None:
                 self._topics.pop(name, None)
@@ -273,6 +275,7 @@ class TopicTable:
             self._update_queue_count(config)
 
     def _update_queue_count(self, config: TopicConfig) -> None:
+        self.change_count += 1
         name = config.topic_name
         is_closed = not is_writable_topic(name) or name.startswith(RETRY_PREFIX)
         if is_closed or not config.perm & PERM_WRITE:
@@ -281,6 +284,7 @@ class TopicTable:
             self.sendable_queue_counts[name] = max(config.read_queue_nums, config.write_queue_nums)
 
     def _mark_changed(self, now_ms: int) -> None:
+        self.change_count += 1
         self.version = self.version.next(now_ms)
         self.is_dirty = True
         self._on_changed()
@@ -342,6 +346,7 @@ class SubscriptionGroups:
         self.refused_creations = 0
         self._groups = file.entries("subscriptionGroupTable", GroupConfig)
         self.version: DataVersion = file.version()
+        self.change_count = 0  # also of changes that were undone
         self.is_dirty = False
         self.is_file_uncertain = False  # a save has failed, so the file may differ from the table
         # What each changed group was when the table was saved; None if it did not exist.
@@ -426,6 +431,7 @@ class SubscriptionGroups:
         self._unsaved.setdefault(config.group_name, self._groups.get(config.group_name))
         self._groups[config.group_name] = config
         self.version = self.version.next(now_ms)
+        self.change_count += 1
         self.is_dirty = True
 
     def remove(self, name: str, *, now_ms: int) -> bool:
@@ -434,6 +440,7 @@ class SubscriptionGroups:
             return False
         self._unsaved.setdefault(name, config)
         self.version = self.version.next(now_ms)
+        self.change_count += 1
         self.is_dirty = True
         return True
 
@@ -449,6 +456,7 @@ class SubscriptionGroups:
 
     def revert(self) -> None:
         """Undo every change since the table was saved, because it could not be saved again."""
+        self.change_count += 1
         for name, config in self._unsaved.items():
             if config is None:
                 self._groups.pop(name, None)

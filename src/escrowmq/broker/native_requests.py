@@ -1,9 +1,11 @@
 """The native path: plain requests of a turn, from the bytes of connections to the log and back.
 
     chunks ─▶ PlainRequests.read ─▶ Batch ─▶ MessageStore.append_encoded ─▶ responses
+                      │               └▶ responses to pulls, which wait for nothing
                       └▶ leftovers: requests that are not plain, for the Python path
 
-Plain are the sends, half messages and ends of transactions that real clients send all the time.
+Plain are the sends, half messages, ends of transactions and pulls that real clients send all the
+time.
 The native module reads and encodes them without an object for each (`native/` explains how). What
 happens around it is decided here: whether it may be used in this turn, what is counted, when
 responses leave, and what happens if the log cannot be written.
@@ -22,14 +24,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from escrowmq.broker.dispatch import Channel, response_code
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.processors.pull import PullProcessor
 from escrowmq.broker.statistics import NORMAL, TRANSACTION, BrokerCounters
 from escrowmq.broker.turn import WhenFlushed
 from escrowmq.config import TransactionConfig
-from escrowmq.errors import StoreError, StoreFailed
+from escrowmq.errors import CorruptRecord, RecordNotFound, StoreError, StoreFailed
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from escrowmq.remoting.headers import NoFields
-from escrowmq.remoting.requests import Request, RequestHead
+from escrowmq.remoting.requests import Body, Request, RequestHead
 from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.store.store import MessageStore
 
@@ -49,7 +52,7 @@ TAIL_BYTES: Final = 32 << 20
 class PlainChannel(Channel, Protocol):
     """A channel that accepts encoded responses."""
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: Body) -> None: ...
 
 
 # Channel, its packed address, the beginning of an incomplete frame, and received bytes.
@@ -67,13 +70,13 @@ class NativeRequests:
         topics: TopicTable,
         groups: SubscriptionGroups,
         coordinator: TransactionCoordinator,
+        pulls: PullProcessor,
         counters: BrokerCounters,
         encoder: SendResponseEncoder,
         *,
         added_properties: bytes,
         is_allowed: Callable[[], bool],
         when_flushed: WhenFlushed | None,
-        messages_arrived: Callable[[Sequence[tuple[str, int]], Batch], None],
         wall_ms: Callable[[int], int],
     ) -> None:
         """`is_allowed`: whether requests may be handled at all without the Python path."""
@@ -84,7 +87,7 @@ class NativeRequests:
         self._counters = counters
         self._is_allowed = is_allowed
         self._when_flushed = when_flushed
-        self._messages_arrived = messages_arrived
+        self._pulls = pulls
         self._wall_ms = wall_ms
         self._requests = module.PlainRequests(
             coordinator.halves,
@@ -94,6 +97,9 @@ class NativeRequests:
             added_properties=added_properties,
             send_tail=encoder.tail,
             tail_bytes=TAIL_BYTES,
+            plan_pull=pulls.plan,
+            read_log=store.read_block,
+            commit_offset=pulls.commit_offset,
         )
         store.watch_appends(self._requests.remember_append)
         self._is_writable = False
@@ -140,7 +146,9 @@ class NativeRequests:
         is_saved = not (self._topics.is_dirty or self._groups.is_dirty)
         if self._is_writable and is_saved and not self._has_failed and self._is_allowed():
             try:
-                batch: Batch = self._requests.read(chunks, now_ms, SHARE_REQUESTS_MAX)
+                batch: Batch = self._requests.read(
+                    chunks, now_ms, SHARE_REQUESTS_MAX, self._pulls.plan_version
+                )
             except BaseException as error:  # a panic is no Exception
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
@@ -148,10 +156,23 @@ class NativeRequests:
                 log.exception("the native path failed and is not used any more")
                 self._has_failed = True
             else:
+                self._respond_to_pulls(batch, chunks)
                 if len(batch):
                     self._append(batch, chunks, now_ms)
                 return batch.leftovers
         return [(index, rest + data, True) for index, (_, _, rest, data) in enumerate(chunks)]
+
+    def _respond_to_pulls(self, batch: Batch, chunks: list[Chunk]) -> None:
+        for error in batch.pull_errors():
+            # The Python path answers the pull, and reports what is wrong with the store.
+            if not isinstance(error, StoreError | CorruptRecord | RecordNotFound):
+                log.error("the native path could not answer a pull", exc_info=error)
+        for index, response in batch.pull_responses():
+            chunks[index][0].write(response)
+        for code, topic, group, pulls, messages, size in batch.deliveries():
+            self.count += pulls
+            self._counters.requests[code] += pulls
+            self._counters.record_pull(topic, group, messages, size)
 
     def _append(self, batch: Batch, chunks: list[Chunk], now_ms: int) -> None:
         # Responses may wait for a flush, and must not keep the received bytes until then.
@@ -176,7 +197,7 @@ class NativeRequests:
             return
         try:
             self._count(batch, applied)
-            self._messages_arrived(batch.queues, batch)
+            self._pulls.batch_arrived(batch.queues, batch)
         except Exception:
             log.exception("stored records not announced requests=%d", len(batch))
         self._respond_when_durable(batch, channels, applied)

@@ -315,6 +315,7 @@ class ConsumerGroups(Generic[C]):
         )
         self._subscriptions_max = subscriptions_max
         self._groups: dict[str, ConsumerGroup] = {}
+        self.change_count = 0  # of changes that concern what a group may pull
 
     def heartbeat(
         self,
@@ -341,6 +342,8 @@ class ConsumerGroups(Generic[C]):
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = ConsumerGroup(name=name, settings=settings)
+            self.change_count += 1
+        self.change_count += group.settings != settings
         group.settings = settings
         needs_subscriptions = fingerprint == 0 or fingerprint != group.fingerprint
         has_changed = is_new
@@ -354,12 +357,30 @@ class ConsumerGroups(Generic[C]):
             raise
         if brings_subscriptions:
             group.fingerprint = fingerprint
-            has_changed = _update_subscriptions(group.subscriptions, subscriptions) or is_new
+            has_changed = self._update_subscriptions(group, subscriptions) or is_new
         return HeartbeatResult(
             has_changed=has_changed,
             needs_subscriptions=needs_subscriptions,
             evicted=evicted,
         )
+
+    def _update_subscriptions(
+        self, group: ConsumerGroup, subscriptions: Sequence[Subscription]
+    ) -> bool:
+        """Apply the subscriptions of a heartbeat. Return whether a topic was added or dropped."""
+        table = group.subscriptions
+        previous_topics = set(table)
+        for subscription in subscriptions:
+            current = table.get(subscription.topic)
+            if current is None or subscription.version > current.version:
+                table[subscription.topic] = subscription
+                self.change_count += 1
+        for topic in previous_topics.difference(
+            subscription.topic for subscription in subscriptions
+        ):
+            del table[topic]
+            self.change_count += 1
+        return previous_topics != set(table)
 
     def _count_subscriptions(
         self, group: ConsumerGroup, channel: C, subscriptions: Sequence[Subscription]
@@ -451,6 +472,7 @@ class ConsumerGroups(Generic[C]):
             if member.group not in self._members:
                 self._release_subscriptions(group)
                 del self._groups[member.group]
+                self.change_count += 1
             elif member.client.channel is group.subscription_owner:
                 self._pass_subscriptions_on(group)
         return removed
@@ -462,20 +484,6 @@ class ConsumerGroups(Generic[C]):
         owner = self._members.first_member(group.name).client.channel
         self._memory.add(owner, MemoryUse.SUBSCRIPTIONS, count)
         group.subscription_bytes, group.subscription_owner = count, owner
-
-
-def _update_subscriptions(
-    table: dict[str, Subscription], subscriptions: Sequence[Subscription]
-) -> bool:
-    """Apply the subscriptions of a heartbeat. Return whether a topic was added or dropped."""
-    previous_topics = set(table)
-    for subscription in subscriptions:
-        current = table.get(subscription.topic)
-        if current is None or subscription.version > current.version:
-            table[subscription.topic] = subscription
-    for topic in previous_topics.difference(subscription.topic for subscription in subscriptions):
-        del table[topic]
-    return previous_topics != set(table)
 
 
 # --- producer groups -----------------------------------------------------------------------------

@@ -170,6 +170,11 @@ class ConsumerOffsets:
             for queue_id in offsets:
                 self.take_reset(topic, group, queue_id)
 
+    @property
+    def has_resets(self) -> bool:
+        """Return whether any reset is waiting."""
+        return bool(self._resets)
+
     def take_reset(self, topic: str, group: str, queue_id: int) -> QueueOffset | None:
         """Return the offset of a waiting reset, once; None if there is none."""
         if not self._resets:

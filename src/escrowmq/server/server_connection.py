@@ -398,7 +398,7 @@ class ServerConnection(asyncio.Protocol):
             )
         )
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Body) -> None:
         if data:
             if not self._outgoing:
                 self._server.schedule_flush(self)

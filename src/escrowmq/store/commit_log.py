@@ -68,6 +68,9 @@ _SIZE = struct.Struct(">i")
 # follows the record read before so much. Both are more than most records have.
 _SINGLE_READ_BYTES: Final = 4096
 _SEQUENTIAL_READ_BYTES: Final = 256 << 10
+# A block for pulls, and what is read behind it so that most records that begin in it are complete.
+_BLOCK_BYTES: Final = 256 << 10
+_BLOCK_MARGIN_BYTES: Final = 16 << 10
 
 
 def file_name(base: int) -> str:
@@ -338,6 +341,26 @@ class CommitLog:
         if segment is None:
             return b""
         return read_what_is_left(segment.file, begin - segment.base, end - begin)
+
+    def read_block(self, begin: int, end: int, is_dense: bool) -> tuple[int, bytes]:
+        """Return bytes of one segment, read from the disk, and the log offset where they begin.
+
+        If the caller wants most of these bytes (`is_dense`), it or another one will soon want those
+        around them: they are read too, in blocks that all callers share. Nothing is checked.
+        Raises RecordNotFound or CorruptRecord.
+        """
+        segment = self._segments.get(begin // self.segment_bytes)
+        if segment is None or not self.begin <= begin < end <= self.end:
+            raise RecordNotFound(f"the log has no bytes {begin} to {end}")
+        block_begin, block_end = begin, end
+        if is_dense:
+            block_begin -= begin % _BLOCK_BYTES
+            block_end = max(end, block_begin + _BLOCK_BYTES + _BLOCK_MARGIN_BYTES)
+        block_begin = max(block_begin, self.begin, segment.base)
+        block_end = min(block_end, self.end, segment.base + self.segment_bytes)
+        if end > block_end:
+            raise CorruptRecord(begin, "a queue entry points past the end of its segment")
+        return block_begin, self._read(segment, block_begin, block_end)
 
     def slices(self, ranges: list[LogRange], topic: str, queue_id: int) -> list[memoryview]:
         """Return ranges of records of one queue, in the order of the queue.

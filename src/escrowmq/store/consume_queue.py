@@ -300,6 +300,10 @@ class ConsumeQueue:
             entries = memoryview(block)[begin : begin + count * QUEUE_ENTRY_BYTES]
         return entries if self._unreadable is None else self._blank_out(first_offset, entries)
 
+    def copy_entries(self, first_offset: int, count: int) -> bytes:
+        """Return a copy of what `entries` returns."""
+        return bytes(self.entries(first_offset, count))
+
     def _block_bytes(self, position: int) -> int:
         """Return how many bytes of a block are written."""
         in_file = position % self._blocks.file_bytes

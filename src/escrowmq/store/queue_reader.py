@@ -214,10 +214,7 @@ class _SliceCollector:
             ):
                 remaining_bytes -= size
                 # The byte limit does not apply to the first record.
-                if remaining_count == 0 or (
-                    remaining_bytes < 0 and remaining_count < self._count_max
-                ):
-                    remaining_bytes = -1
+                if remaining_bytes < 0 and remaining_count < self._count_max:
                     break
                 remaining_count -= 1
                 if log_offset == end:
@@ -226,6 +223,9 @@ class _SliceCollector:
                 else:
                     begin, end, first_offset = log_offset, log_offset + size, next_offset + tested
                     ranges.append((begin, end, first_offset))
+                if remaining_count == 0 or remaining_bytes < 0:
+                    tested += 1
+                    break
             tested += 1
             if is_over is not None and is_over():
                 has_time = False

@@ -64,6 +64,14 @@ class StoreReader:
             report_damage=self._report_damaged_record,
         )
 
+    def find_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return a queue for the native path, which reads its entries itself."""
+        return self._queues.find(topic, queue_id)
+
+    def read_block(self, begin: int, end: int, is_dense: bool) -> tuple[int, bytes]:
+        """Return bytes of the log that are not checked, see `CommitLog.read_block`."""
+        return self._log.read_block(begin, end, is_dense)
+
     def _report_damaged_record(
         self, queue: ConsumeQueue, queue_offset: int, error: CorruptRecord | RecordNotFound
     ) -> None:

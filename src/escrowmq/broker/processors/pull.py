@@ -49,11 +49,12 @@ from escrowmq.consume.subscription import (
 from escrowmq.errors import RequestRefused, TableFull
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
-from escrowmq.message.record import QueueOffset
+from escrowmq.message.record import QueueOffset, encode_topic
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request, request_for_response
 from escrowmq.sliced_work import SLICE_S, SlicedWork, SliceScheduler
+from escrowmq.store.consume_queue import ConsumeQueue
 from escrowmq.store.store import MessageStore
 
 # New messages of one queue that are compared with the filters of the pulls that wait for them. If
@@ -64,6 +65,22 @@ CLOSED_PER_SLICE: Final = 64  # held pulls of a closed channel that are forgotte
 
 _HeldRequest = tuple[Channel, Request[PullMessage]]
 _Queue = tuple[str, int]  # topic and queue id
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PullPlan:
+    """How the native path answers pulls that differ in nothing but their offsets."""
+
+    queue: ConsumeQueue
+    tags_codes: frozenset[int] | None
+    count_max: int
+    bytes_max: int
+    scan_max: int
+    min_offset: int
+    magic: int  # of the records of the queue
+    topic_field: bytes  # in these records
+    topic_sys_flag: int
+    group_sys_flag: int
 
 
 class ArrivedBatch(Protocol):
@@ -146,16 +163,90 @@ class PullProcessor:
             self._refuse(channel, request, message_filter)
             return
         if fields.sys_flag & FLAG_COMMIT_OFFSET:
-            # As RocketMQ: an offset that is not stored does not cost the messages.
-            with contextlib.suppress(TableFull):
-                self._offsets.commit(
-                    fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
-                )
+            self.commit_offset(
+                fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
+            )
         reset = self._offsets.take_reset(fields.topic, fields.consumer_group, fields.queue_id)
         if reset is not None and reset != fields.queue_offset:
             self._respond_offset_reset(channel, request, reset)
             return
         self._read(channel, request, message_filter, now_ms, is_first_read=True)
+
+    # --- for the native path ---------------------------------------------------------------------
+
+    @property
+    def plan_version(self) -> tuple[int, int] | None:
+        """Return what changes whenever a plan may be wrong; None while there is none at all.
+
+        A plan depends on topics, groups, subscriptions and on where the log begins. Settings drop
+        all plans when they change.
+        """
+        if self._offsets.has_resets:
+            return None
+        changes = (
+            self._topics.change_count + self._groups.change_count + self._consumers.change_count
+        )
+        return int(self._store.begin), changes
+
+    def plan(
+        self,
+        group_name: str,
+        topic_name: str,
+        queue_id: int,
+        max_msg_nums: int,
+        sys_flag: int,
+        subscription: str | None,
+        sub_version: int,
+        expression_type: str | None,
+        max_msg_bytes: int | None,
+    ) -> PullPlan | None:
+        """Return the plan for such pulls; None if the Python path has to answer them."""
+        topic, group = self._topics.find(topic_name), self._groups.find(group_name)
+        queue = self._store.find_queue(topic_name, queue_id)
+        if topic is None or group is None or queue is None:
+            return None
+        fields = PullMessage(
+            consumer_group=group_name,
+            topic=topic_name,
+            queue_id=queue_id,
+            queue_offset=0,
+            max_msg_nums=max_msg_nums,
+            sys_flag=sys_flag,
+            subscription=subscription,
+            sub_version=sub_version,
+            expression_type=expression_type,
+        )
+        try:
+            if sys_flag & FLAG_COMMIT_OFFSET:
+                check_offsets_are_open(topic_name, group_name)
+        except RequestRefused:
+            return None
+        message_filter = self._find_filter(fields, now_ms=0)
+        if isinstance(message_filter, PullRefusal) or message_filter.matches_properties is not None:
+            return None
+        limits = read_limits(max_msg_nums, max_msg_bytes, self.config)
+        magic, topic_field = encode_topic(topic_name)
+        has_tags = message_filter.tags_codes is not None
+        return PullPlan(
+            queue=queue,
+            tags_codes=message_filter.tags_codes,
+            count_max=limits.count_max,
+            bytes_max=limits.bytes_max,
+            scan_max=max(limits.count_max, message_filter.scan_max if has_tags else 0),
+            min_offset=self._store.min_offset(topic_name, queue_id),
+            magic=magic,
+            topic_field=topic_field,
+            topic_sys_flag=topic.topic_sys_flag,
+            group_sys_flag=group.group_sys_flag,
+        )
+
+    def commit_offset(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
+        """Store the offset that a pull brings along."""
+        # As RocketMQ: an offset that is not stored does not cost the messages.
+        with contextlib.suppress(TableFull):
+            self._offsets.commit(topic, group, queue_id, queue_offset)
+
+    # --- held pulls ------------------------------------------------------------------------------
 
     def messages_arrived(self, records: Sequence[Appendable]) -> None:
         """Let the held pulls that match new messages be responded to, in slices."""
@@ -238,6 +329,8 @@ class PullProcessor:
     @property
     def held_count(self) -> int:
         return len(self._long_polls)
+
+    # --- reading ---------------------------------------------------------------------------------
 
     def _find_filter(self, fields: PullMessage, now_ms: int) -> MessageFilter | PullRefusal:
         group = self._groups.get_or_create(fields.consumer_group, now_ms=now_ms)
