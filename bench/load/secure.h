@@ -1,0 +1,132 @@
+// Accounts and TLS. Both need OpenSSL, so they are only in the program that is built with -DSECURE:
+// whoever measures neither needs none.
+#pragma once
+#include "buffer.h"
+#include <errno.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+
+static struct {
+    const char *access_key, *secret; // NULL: requests are not signed
+} account;
+
+#ifdef SECURE
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/ssl.h>
+#define CAN_BE_SECURE true
+typedef SSL secure_channel;
+
+#define FIELDS_MAX 32
+
+struct field {
+    const char *name, *value; // each up to the next quote
+};
+
+static int by_name(const void *left, const void *right) {
+    const char *a = ((const struct field *)left)->name, *b = ((const struct field *)right)->name;
+    while (*a == *b && *a != '"') a++, b++;
+    return (*a == '"' ? 0 : *a) - (*b == '"' ? 0 : *b);
+}
+
+// Add the access key, and the signature of RocketMQ: HMAC-SHA1 over the values of all fields,
+// sorted by their names, and the body. The only escapes that we write are the separators of
+// properties, \u0001 and \u0002.
+static void put_signature(struct buffer *b, size_t header, const struct buffer *body) {
+    static struct buffer content;
+    struct field fields[FIELDS_MAX];
+    int count = 0;
+    PUT(b, ",\"AccessKey\":\"");
+    put_text(b, account.access_key);
+    PUT(b, "\"");
+    const char *end = b->bytes + b->used, *at = memmem(b->bytes + header, b->used - header, ":{", 2);
+    for (at += 2; at < end; count++) {
+        fields[count].name = at + 1;
+        fields[count].value = strchr(at + 1, '"') + 3;
+        at = strchr(fields[count].value, '"') + 2; // behind the comma
+    }
+    qsort(fields, (size_t)count, sizeof *fields, by_name);
+    content.used = 0;
+    for (int i = 0; i < count; i++) {
+        for (const char *c = fields[i].value; *c != '"'; c++) {
+            char separator = *c == '\\' ? (char)(c[5] - '0') : *c;
+            put_bytes(&content, &separator, 1);
+            if (*c == '\\') c += 5;
+        }
+    }
+    if (body != NULL) put_bytes(&content, body->bytes, body->used);
+    unsigned char digest[EVP_MAX_MD_SIZE], text[2 * EVP_MAX_MD_SIZE];
+    unsigned int digest_bytes;
+    HMAC(EVP_sha1(), account.secret, (int)strlen(account.secret), (unsigned char *)content.bytes, content.used,
+         digest, &digest_bytes);
+    PUT(b, ",\"Signature\":\"");
+    put_bytes(b, text, (size_t)EVP_EncodeBlock(text, digest, (int)digest_bytes));
+    PUT(b, "\"");
+}
+
+// Begin TLS on a socket that is still blocking. The certificate is not verified: the peer is ours.
+static secure_channel *begin_tls(int fd) {
+    static SSL_CTX *context;
+    if (context == NULL) {
+        context = SSL_CTX_new(TLS_client_method());
+        SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    }
+    SSL *tls = SSL_new(context);
+    SSL_set_fd(tls, fd);
+    if (SSL_connect(tls) != 1) {
+        fputs("load: the TLS handshake failed\n", stderr);
+        exit(1);
+    }
+    return tls;
+}
+
+// As send() and recv(): how many bytes, 0 at the end, or -1 with errno.
+static ssize_t tls_result(SSL *tls, int result) {
+    if (result > 0) return result;
+    int error = SSL_get_error(tls, result);
+    if (error == SSL_ERROR_ZERO_RETURN) return 0;
+    if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) errno = EAGAIN;
+    else if (error != SSL_ERROR_SYSCALL) errno = EPROTO;
+    return -1;
+}
+
+static ssize_t channel_send(secure_channel *tls, int fd, const char *bytes, size_t size) {
+    if (tls == NULL) return send(fd, bytes, size, MSG_NOSIGNAL);
+    return tls_result(tls, SSL_write(tls, bytes, (int)size));
+}
+
+static ssize_t channel_recv(secure_channel *tls, int fd, char *bytes, size_t size) {
+    if (tls == NULL) return recv(fd, bytes, size, 0);
+    return tls_result(tls, SSL_read(tls, bytes, (int)size));
+}
+
+// Whether bytes wait inside of OpenSSL, of which the socket says nothing.
+static bool has_pending(secure_channel *tls) { return tls != NULL && SSL_has_pending(tls); }
+#else
+#define CAN_BE_SECURE false
+typedef void secure_channel;
+
+static void put_signature(struct buffer *b, size_t header, const struct buffer *body) {
+    (void)b, (void)header, (void)body;
+}
+
+static secure_channel *begin_tls(int fd) {
+    (void)fd;
+    return NULL;
+}
+
+static ssize_t channel_send(secure_channel *tls, int fd, const char *bytes, size_t size) {
+    (void)tls;
+    return send(fd, bytes, size, MSG_NOSIGNAL);
+}
+
+static ssize_t channel_recv(secure_channel *tls, int fd, char *bytes, size_t size) {
+    (void)tls;
+    return recv(fd, bytes, size, 0);
+}
+
+static bool has_pending(secure_channel *tls) {
+    (void)tls;
+    return false;
+}
+#endif
