@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.broker import ResultTable
@@ -57,7 +58,8 @@ class Variant:
             has_tls=self._tls is not None,
         )
         outcome = run(load, [int(self._server.address.rpartition(":")[2])], [self._server.pid])
-        assert not outcome.errors and not outcome.unanswered, outcome
+        assert not outcome.errors, outcome
+        assert not outcome.unanswered, outcome
         return outcome.server_cpu_s / outcome.messages * 1e6, outcome.rate
 
 
@@ -74,7 +76,9 @@ def rows(plan: Plan) -> ResultTable:
         for variant in variants.values():
             variant.start(stack)
         medians = {shape: _medians(variants, shape, plan) for shape in SHAPES}
-    table = [(name, *(_cell(medians[shape], name) for shape in SHAPES)) for name in variants]
+    table: list[Sequence[str]] = [
+        (name, *(_cell(medians[shape], name) for shape in SHAPES)) for name in variants
+    ]
     return ResultTable(table, list(NOTES), COLUMNS)
 
 
@@ -95,4 +99,3 @@ def _medians(
 def _cell(medians: dict[str, tuple[float, float]], name: str) -> str:
     cpu_us, rate = medians[name]
     return f"{cpu_us:.1f} us, {cpu_us / medians[PLAIN][0]:.2f}, {rate:,.0f}/s"
-

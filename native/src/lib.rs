@@ -1,4 +1,5 @@
 //! The hot path of EscrowMQ's broker.
+mod access;
 mod batch;
 mod half;
 mod header;
@@ -17,7 +18,7 @@ mod escrowmq_native {
 
     /// escrowmq uses this module only if both have the same number; see escrowmq/native.py.
     #[pymodule_export]
-    const INTERFACE_VERSION: u32 = 1;
+    const INTERFACE_VERSION: u32 = 2;
 
     #[pymodule_export]
     use crate::batch::{Applied, Batch, PlainRequests};
