@@ -8,9 +8,9 @@ The checks are those of RocketMQ, in its order:
 4. The signature must be valid, and a strong one must not have been seen before.
 5. The account must have every permission that the request requires.
 
-Granted permissions are cached until the rules change, and a `GrantListener` can keep a copy of them.
-Refusals are logged: the client of an application often shows a different error, so the log is where
-an operator looks.
+Granted permissions are cached until the rules change, and a `GrantListener` can keep a copy of
+them. Refusals are logged: the client of an application often shows a different error, so the log is
+where an operator looks.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ The native module reads and encodes them without an object for each (`native/` e
 happens around it is decided here: whether it may be used in this turn, what is counted, when
 responses leave, and what happens if the log cannot be written.
 
-Where clients need accounts, a signed request is plain if the validator has allowed an equal one: the
-same account, host and topic. `NativeRequests` hears of that as a listener of the validator, and
-passes it on to the native module, which verifies the signature.
+Where clients need accounts, a signed request is plain if the validator has allowed an equal one:
+the same account, host and topic. The validator reports it here, and the native module, which is
+told, verifies the signature.
 
 The batch of a turn is stored before the Python path handles what is left over. A connection whose
 request is not plain goes on in the Python path until the turn ends, so its requests keep their
