@@ -3,96 +3,107 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import ssl
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.broker import ResultTable
+from bench.generator import SECURE, Load, built, run
 from bench.measure import Plan
 from bench.samples import directory
 from tests.support.brokers import Server
 from tests.support.signing import Certificates, SignedClient
 
-COLUMNS = ("what", "messages/s", "CPU of the server for each", "to plain")
+SHAPES = ((64, 1), (16, 32))  # connections, requests in flight on each
+COLUMNS = ("what", *(f"{connections} x {depth}" for connections, depth in SHAPES))
 NOTES = (
-    "Bodies of 1 KiB on one connection, 32 requests under way; the client repeats one request that "
-    "was signed before, and shares the cores with the server.",
-    "The last column is the processor time beside that of plain sends. Variants take turns; a "
-    "figure is the median of its rounds.",
+    "Bodies of 1 KiB; 64 x 1 is 64 connections with one request under way on each. A cell: the "
+    "processor time of the server for one message, that time beside a plain send, and messages "
+    "per second. The load generator, which signs and encrypts too, shares the cores.",
+    "Signing slows the generator down, and a server that gets less at a time has more work with "
+    "each message. `signed, not checked` shows how much: the same load without ACL.",
+    "Variants take turns, so that all of them see the same neighbours; a figure is the median of "
+    "its rounds.",
 )
 KEYS = "bench-key", "bench-secret-123"
-BODY = b"x" * 1024
-WINDOW = 32
+TOPIC = "bench"
+PLAIN = "plain"
 
 
 class Variant:
-    def __init__(self, path: Path, *, signed: bool, tls: Certificates | None) -> None:
+    def __init__(
+        self, path: Path, *, is_signed: bool, tls: Certificates | None, has_acl: bool | None = None
+    ) -> None:
+        """Signatures are checked if there are any, unless `has_acl` says otherwise."""
         path.mkdir()
         rules = path / "acl.yml"
         rules.write_text(f"accounts: [{{accessKey: {KEYS[0]}, secretKey: {KEYS[1]}, admin: true}}]")
         conf: dict[str, object] = {} if tls is None else tls.conf()
-        if signed:
+        if is_signed if has_acl is None else has_acl:
             conf |= {"aclEnable": "true", "escrowAclFile": rules}
         self._server = Server(path, conf=conf)
-        self._keys = KEYS if signed else ("", "")
-        self._tls: ssl.SSLContext | None = None if tls is None else tls.client()
+        self._keys = KEYS if is_signed else None
+        self._tls = None if tls is None else tls.client()
 
     def start(self, stack: contextlib.ExitStack) -> None:
         stack.enter_context(self._server)
-        self._client = stack.enter_context(
-            SignedClient(self._server.address, *self._keys, tls=self._tls)
+        key, secret = self._keys or ("", "")
+        with SignedClient(self._server.address, key, secret, tls=self._tls) as client:
+            client.create_topic(TOPIC)
+
+    def run(self, shape: tuple[int, int], seconds: float, warm_up_s: float) -> tuple[float, float]:
+        """Return the server's CPU time per message in microseconds, and messages per second."""
+        load = Load(
+            "send",
+            *shape,
+            seconds=seconds,
+            warm_up_s=warm_up_s,
+            topic=TOPIC,
+            account=self._keys,
+            has_tls=self._tls is not None,
         )
-        self._client.create_topic("orders")
-        self._client.send("orders", BODY)
-        self._frames = self._client.sent_frame * WINDOW
-
-    def run(self, seconds: float) -> tuple[float, float]:
-        """Return messages per second and the server's CPU time per message in microseconds."""
-        began_s, cpu_s, count = time.monotonic(), self._cpu_s(), 0
-        while time.monotonic() - began_s < seconds:
-            self._client.socket.sendall(self._frames)
-            for _ in range(WINDOW):
-                assert self._client.next_response_code() == 0
-            count += WINDOW
-        elapsed_s = time.monotonic() - began_s
-        return count / elapsed_s, (self._cpu_s() - cpu_s) / count * 1e6
-
-    def _cpu_s(self) -> float:
-        assert self._server._process is not None
-        fields = Path(f"/proc/{self._server._process.pid}/stat").read_text().rpartition(")")[2]
-        user, system = fields.split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        outcome = run(load, [int(self._server.address.rpartition(":")[2])], [self._server.pid])
+        assert not outcome.errors, outcome
+        assert not outcome.unanswered, outcome
+        return outcome.server_cpu_s / outcome.messages * 1e6, outcome.rate
 
 
 def rows(plan: Plan) -> ResultTable:
+    built(SECURE)
     with directory() as path, contextlib.ExitStack() as stack:
         certificates = Certificates(path / "certificates")
         variants = {
-            "plain": Variant(path / "plain", signed=False, tls=None),
-            "signed, ACL on": Variant(path / "signed", signed=True, tls=None),
-            "TLS": Variant(path / "tls", signed=False, tls=certificates),
-            "both": Variant(path / "both", signed=True, tls=certificates),
+            PLAIN: Variant(path / "plain", is_signed=False, tls=None),
+            "signed, not checked": Variant(
+                path / "unchecked", is_signed=True, tls=None, has_acl=False
+            ),
+            "signed, ACL on": Variant(path / "signed", is_signed=True, tls=None),
+            "TLS": Variant(path / "tls", is_signed=False, tls=certificates),
+            "both": Variant(path / "both", is_signed=True, tls=certificates),
         }
         for variant in variants.values():
             variant.start(stack)
-            variant.run(plan.warm_up_s)
-        results: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
-        for _ in range(plan.rounds):
-            for name, variant in variants.items():
-                results[name].append(variant.run(plan.seconds))
-    return ResultTable(list(_table(results)), list(NOTES), COLUMNS)
-
-
-def _table(results: dict[str, list[tuple[float, float]]]) -> list[Sequence[str]]:
-    medians = {
-        name: tuple(statistics.median(values) for values in zip(*rounds, strict=True))
-        for name, rounds in results.items()
-    }
-    plain_us = medians["plain"][1]
-    return [
-        (name, f"{rate:,.0f}", f"{cpu_us:.1f} us", f"{cpu_us / plain_us:.2f}")
-        for name, (rate, cpu_us) in medians.items()
+        medians = {shape: _medians(variants, shape, plan) for shape in SHAPES}
+    table: list[Sequence[str]] = [
+        (name, *(_cell(medians[shape], name) for shape in SHAPES)) for name in variants
     ]
+    return ResultTable(table, list(NOTES), COLUMNS)
+
+
+def _medians(
+    variants: dict[str, Variant], shape: tuple[int, int], plan: Plan
+) -> dict[str, tuple[float, float]]:
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    for _ in range(plan.rounds):
+        for name, variant in variants.items():
+            results[name].append(variant.run(shape, plan.seconds, plan.warm_up_s))
+    return {
+        name: (statistics.median(cpu), statistics.median(rate))
+        for name, rounds in results.items()
+        for cpu, rate in [zip(*rounds, strict=True)]
+    }
+
+
+def _cell(medians: dict[str, tuple[float, float]], name: str) -> str:
+    cpu_us, rate = medians[name]
+    return f"{cpu_us:.1f} us, {cpu_us / medians[PLAIN][0]:.2f}, {rate:,.0f}/s"

@@ -19,6 +19,8 @@ import msgspec
 
 SOURCE = Path(__file__).parent / "load"
 FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra")
+SECURE = "load-secure"  # the same program with accounts and TLS; it needs the headers of OpenSSL
+SECURE_FLAGS = ("-DSECURE", "-lssl", "-lcrypto")
 GRACE_S = 30  # in addition to the load: connecting, and waiting for the last responses
 
 
@@ -44,6 +46,8 @@ class Load:
     queues: int = 4
     body_bytes: int = 1024
     acknowledged: bool = False  # tx: wait for the response to the commit
+    account: tuple[str, str] | None = None  # access key and secret: every request is signed
+    has_tls: bool = False
 
     def arguments(self) -> list[str]:
         words = {
@@ -57,6 +61,10 @@ class Load:
             "body": self.body_bytes,
         }
         flags = ["--acknowledged"] if self.acknowledged else []
+        if self.account is not None:
+            flags.append(f"--account={','.join(self.account)}")
+        if self.has_tls:
+            flags.append("--tls")
         return [self.mode, *(f"--{name}={value}" for name, value in words.items()), *flags]
 
 
@@ -95,7 +103,8 @@ def run(load: Load, ports: Sequence[int], pids: Sequence[int]) -> Outcome:
 
     The CPU time of the given processes is measured.
     """
-    command = [str(built("load")), *load.arguments(), f"--port={','.join(map(str, ports))}"]
+    name = SECURE if load.account is not None or load.has_tls else "load"
+    command = [str(built(name)), *load.arguments(), f"--port={','.join(map(str, ports))}"]
     if pids:
         command.append(f"--server={','.join(map(str, pids))}")
     done = subprocess.run(
@@ -112,17 +121,19 @@ def run(load: Load, ports: Sequence[int], pids: Sequence[int]) -> Outcome:
 
 @functools.cache
 def built(name: str) -> Path:
-    """Return the program built from `load/<name>.c`. Raises NoCompiler."""
+    """Return the program built from `load/<name>.c`, or SECURE. Raises NoCompiler."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for path in sorted(SOURCE.glob("*.[ch]")):
         digest.update(path.read_bytes())
     program = _cache() / f"{name}-{digest.hexdigest()[:16]}"
     if not program.exists():
-        _compile(SOURCE / f"{name}.c", program)
+        is_secure = name == SECURE
+        source = SOURCE / ("load.c" if is_secure else f"{name}.c")
+        _compile(source, program, SECURE_FLAGS if is_secure else ())
     return program
 
 
-def _compile(source: Path, program: Path) -> None:
+def _compile(source: Path, program: Path, more_flags: Sequence[str]) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         raise NoCompiler("the load generator needs a C compiler, and there is no `cc` on the path")
@@ -130,7 +141,7 @@ def _compile(source: Path, program: Path) -> None:
     # Two runs may build at the same time: each writes its own file, and either is good.
     with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
         built = Path(scratch) / program.name
-        command = [compiler, *FLAGS, "-o", str(built), str(source)]
+        command = [compiler, *FLAGS, "-o", str(built), str(source), *more_flags]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise NoCompiler(f"`cc` could not build {source.name}: {_first_error(done.stderr)}")

@@ -2,6 +2,7 @@
 //
 //     load MODE --port N[,N] [--connections N] [--depth N] [--body BYTES] [--seconds S] [--warm-up S]
 //          [--topic NAME] [--topics COUNT] [--queues N] [--acknowledged] [--server PID,PID]
+//          [--account KEY,SECRET] [--tls]
 //
 //     echo    bytes that come back: the limit of the sockets
 //     send    messages, in turn to every queue of every topic
@@ -9,6 +10,7 @@
 //     tx      a half, and when it is answered its commit: one-way, or waited for if --acknowledged
 //
 // With several ports, connections take turns: each port has as many of them, give or take one.
+// With an account, every request is signed.
 // With --topics the names are NAME0, NAME1 and so on. --server says whose processor time to take.
 // Everything is counted between the end of the warm-up and the end of the measured seconds, at one
 // and the same moment; then what is under way is waited for. One line of JSON tells the outcome.
@@ -20,6 +22,7 @@
 #include "requests.h"
 #include <errno.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -41,6 +44,7 @@ struct flight {
 
 struct connection {
     int fd;
+    secure_channel *tls; // NULL: without TLS
     bool is_blocked; // the socket takes no more; told when it does
     struct buffer in, out;
     size_t out_sent;
@@ -123,7 +127,7 @@ static void watch_for(struct connection *c, int operation, uint32_t events) {
 
 static void write_out(struct connection *c) {
     while (c->out_sent < c->out.used) {
-        ssize_t wrote = send(c->fd, c->out.bytes + c->out_sent, c->out.used - c->out_sent, MSG_NOSIGNAL);
+        ssize_t wrote = channel_send(c->tls, c->fd, c->out.bytes + c->out_sent, c->out.used - c->out_sent);
         if (wrote < 0 && errno == EAGAIN) {
             if (!c->is_blocked) watch_for(c, EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
             c->is_blocked = true;
@@ -192,10 +196,11 @@ static size_t take_echo(struct connection *c, size_t size, uint64_t now_ns) {
     return body.used;
 }
 
-static void read_in(struct connection *c) {
+// Read what has arrived, and ask again for what was answered. Return whether something was read.
+static bool read_in(struct connection *c) {
     char *free_bytes = buffer_reserve(&c->in, 64 * 1024);
-    ssize_t got = recv(c->fd, free_bytes, c->in.room - c->in.used, 0);
-    if (got < 0 && errno == EAGAIN) return;
+    ssize_t got = channel_recv(c->tls, c->fd, free_bytes, c->in.room - c->in.used);
+    if (got < 0 && errno == EAGAIN) return false;
     if (got <= 0) broken("the server closed a connection", got < 0 ? strerror(errno) : "", 100);
     c->in.used += (size_t)got;
     counts.bytes_in += (uint64_t)got;
@@ -214,11 +219,12 @@ static void read_in(struct connection *c) {
     memmove(c->in.bytes, c->in.bytes + at, c->in.used - at);
     c->in.used -= at;
     if (!c->is_blocked) write_out(c);
+    return true;
 }
 
 // --- the run -------------------------------------------------------------------------------------
 
-static int connect_to(int port) {
+static void connect_to(struct connection *c, int port) {
     struct sockaddr_in address = {
         .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
@@ -227,9 +233,10 @@ static int connect_to(int port) {
         exit(1);
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    if (options.tls) c->tls = begin_tls(fd);
     int flags = 1;
     if (ioctl(fd, FIONBIO, &flags) != 0) broken("ioctl", strerror(errno), 100);
-    return fd;
+    c->fd = fd;
 }
 
 static void open_connections(void) {
@@ -237,7 +244,7 @@ static void open_connections(void) {
     poll_fd = epoll_create1(0);
     for (int i = 0; i < options.connections; i++) {
         struct connection *c = &connections[i];
-        c->fd = connect_to(options.ports[i % options.port_count]);
+        connect_to(c, options.ports[i % options.port_count]);
         c->flights = calloc((size_t)options.depth + 1, sizeof *c->flights);
         c->walks = place_of((uint64_t)i);
         watch_for(c, EPOLL_CTL_ADD, EPOLLIN);
@@ -274,7 +281,7 @@ static void say_goodbye(struct connection *c) {
     shutdown(c->fd, SHUT_WR);
     setsockopt(c->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     c->in.used = 0;
-    while (recv(c->fd, buffer_reserve(&c->in, 4096), 4096, 0) > 0) continue;
+    while (channel_recv(c->tls, c->fd, buffer_reserve(&c->in, 4096), 4096) > 0) continue;
     close(c->fd);
 }
 
@@ -290,7 +297,9 @@ static void run(void) {
         for (int i = 0; i < count; i++) {
             struct connection *c = ready[i].data.ptr;
             if (ready[i].events & EPOLLOUT) write_out(c);
-            if (ready[i].events & ~(uint32_t)EPOLLOUT) read_in(c);
+            if (ready[i].events & ~(uint32_t)EPOLLOUT) {
+                while (read_in(c) && has_pending(c->tls)) continue;
+            }
         }
         uint64_t now_ns = clock_ns(CLOCK_MONOTONIC);
         if (count > 0) answered_ns = now_ns;
@@ -344,6 +353,7 @@ static void print_outcome(void) {
 
 int main(int count, char **words) {
     read_arguments(count, words);
+    signal(SIGPIPE, SIG_IGN); // OpenSSL writes without MSG_NOSIGNAL
     latencies.counts = calloc(LATENCY_MAX_US, sizeof *latencies.counts);
     open_connections();
     run();

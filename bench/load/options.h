@@ -13,7 +13,7 @@ static struct {
     const char *mode_name, *server;
     int ports[PORTS_MAX], port_count, connections, depth;
     double seconds, warm_up_s;
-    bool acknowledged;
+    bool acknowledged, tls;
     struct target target;
 } options = {.connections = 1, .depth = 1, .seconds = 5, .warm_up_s = 1, .server = "",
              .target = {.topic = "bench", .topics = 0, .queues = 4}};
@@ -41,12 +41,21 @@ static void read_ports(const char *words) {
     }
 }
 
+static void read_account(char *words) {
+    char *secret = strchr(words, ',');
+    if (secret == NULL) usage("an account is an access key, a comma and a secret key");
+    *secret++ = '\0';
+    account.access_key = words;
+    account.secret = secret;
+}
+
 static void read_arguments(int count, char **words) {
     static const struct option known[] = {
         {"port", 1, NULL, 'p'},    {"connections", 1, NULL, 'c'}, {"depth", 1, NULL, 'd'},
         {"body", 1, NULL, 'b'},    {"seconds", 1, NULL, 's'},     {"warm-up", 1, NULL, 'w'},
         {"topic", 1, NULL, 't'},   {"topics", 1, NULL, 'T'},      {"queues", 1, NULL, 'q'},
-        {"server", 1, NULL, 'S'},  {"acknowledged", 0, NULL, 'a'}, {NULL, 0, NULL, 0}};
+        {"server", 1, NULL, 'S'},  {"acknowledged", 0, NULL, 'a'}, {"account", 1, NULL, 'A'},
+        {"tls", 0, NULL, 'e'},     {NULL, 0, NULL, 0}};
     size_t body_bytes = 1024;
     for (int option; (option = getopt_long(count, words, "", known, NULL)) != -1;) {
         switch (option) {
@@ -61,6 +70,8 @@ static void read_arguments(int count, char **words) {
         case 'q': options.target.queues = atoi(optarg); break;
         case 'S': options.server = optarg; break;
         case 'a': options.acknowledged = true; break;
+        case 'A': read_account(optarg); break;
+        case 'e': options.tls = true; break;
         default: usage("no such option");
         }
     }
@@ -68,6 +79,8 @@ static void read_arguments(int count, char **words) {
     if (options.port_count < 1 || options.connections < 1 || options.depth < 1 || options.target.queues < 1)
         usage("port, connections, depth and queues are at least 1");
     if (body_bytes < 1 || options.seconds <= 0) usage("body and seconds are more than 0");
+    if (!CAN_BE_SECURE && (options.tls || account.access_key != NULL))
+        usage("this program was built without OpenSSL, which accounts and TLS need");
     options.mode_name = words[optind];
     options.mode = mode_named(options.mode_name);
     for (size_t i = 0; i < body_bytes; i++) put_bytes(&body, &"abcdefghijklmnopqrstuvwxyz"[i * 7 % 26], 1);

@@ -5,7 +5,7 @@
 // They are written piece by piece instead of being patched into a template: fields may then have
 // any width, and it still costs well under a microsecond.
 #pragma once
-#include "buffer.h"
+#include "secure.h"
 
 #define GROUP "bench-group"
 #define PULL_MESSAGES 32
@@ -34,7 +34,10 @@ static inline size_t begin_frame(struct buffer *b) {
     return start;
 }
 
-static inline void end_header(struct buffer *b, uint32_t opaque, int one_way) {
+// The fields begin behind `{"code":N,"extFields":{` and are complete but for account and signature.
+static inline void end_header(struct buffer *b, size_t start, const struct buffer *body, uint32_t opaque,
+                              int one_way) {
+    if (account.access_key != NULL) put_signature(b, start + 8, body);
     PUT(b, "},\"flag\":");
     put_decimal(b, one_way ? 2 : 0);
     PUT(b, ",\"language\":\"JAVA\",\"opaque\":");
@@ -77,7 +80,7 @@ static inline void put_send(struct buffer *b, const struct target *target, struc
     PUT(b, "UNIQ_KEY\\u0001");
     put_key(b, keys, key);
     PUT(b, "\\u0002WAIT\\u0001true\\u0002TAGS\\u0001TagA\",\"j\":\"0\",\"k\":\"false\",\"m\":\"false\"");
-    end_header(b, opaque, 0);
+    end_header(b, start, body, opaque, 0);
     size_t header_end = b->used;
     put_bytes(b, body->bytes, body->used);
     end_frame(b, start, header_end);
@@ -99,7 +102,7 @@ static inline void put_commit(struct buffer *b, const struct target *target, str
     PUT(b, "\",\"transactionId\":\"");
     put_key(b, keys, key);
     PUT(b, "\"");
-    end_header(b, opaque, one_way);
+    end_header(b, start, NULL, opaque, one_way);
     end_frame(b, start, b->used);
 }
 
@@ -117,6 +120,6 @@ static inline void put_pull(struct buffer *b, const struct target *target, struc
     put_decimal(b, PULL_MESSAGES);
     PUT(b, "\",\"sysFlag\":\"4\",\"commitOffset\":\"0\",\"suspendTimeoutMillis\":\"0\",\"subscription\":\"*\","
            "\"subVersion\":\"0\",\"expressionType\":\"TAG\"");
-    end_header(b, opaque, 0);
+    end_header(b, start, NULL, opaque, 0);
     end_frame(b, start, b->used);
 }

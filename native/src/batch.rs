@@ -17,8 +17,9 @@ use pyo3::exceptions::PyBaseException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
 
+use crate::access::{Access, Grants, Host};
 use crate::half::{Half, HalfTable, HalfTotals, Name};
-use crate::header::{self, EndHeader, Head, PlainHeader, PullHeader, SendHeader};
+use crate::header::{self, EndHeader, Head, PlainHeader, PullHeader, SendHeader, SignedFields};
 use crate::java_hash;
 use crate::key_index::KeyBlock;
 use crate::log_tail::{Append, LogBytes, LogTail};
@@ -77,6 +78,7 @@ pub struct PlainRequests {
     immunity_ms: Option<Py<PyAny>>,
     immunities: HashMap<Box<str>, HashMap<Box<str>, i64>>, // by topic and group
     limits: Limits,
+    grants: Option<Grants>, // None: no request needs an account
     store_host: [u8; 8],
     has_crc: bool,
     added_properties: Vec<u8>,
@@ -93,8 +95,9 @@ impl PlainRequests {
     /// `queue_counts`: how many queues each topic has that clients may send to; it may change.
     /// `send_tail`: what ends the response to a send. `plan_pull` says how a pull is to be answered,
     /// `read_log` reads the log, `commit_offset` stores the offset that a pull brings along.
+    /// `needs_account`: only what was granted is plain.
     #[new]
-    #[pyo3(signature = (table, queue_counts, *, store_host, has_crc, added_properties, send_tail, tail_bytes, plan_pull, read_log, commit_offset))]
+    #[pyo3(signature = (table, queue_counts, *, store_host, has_crc, added_properties, send_tail, tail_bytes, plan_pull, read_log, commit_offset, needs_account))]
     #[allow(clippy::too_many_arguments)] // they are named
     fn new(
         py: Python<'_>,
@@ -108,6 +111,7 @@ impl PlainRequests {
         plan_pull: Py<PyAny>,
         read_log: Py<PyAny>,
         commit_offset: Py<PyAny>,
+        needs_account: bool,
     ) -> PlainRequests {
         PlainRequests {
             table,
@@ -115,6 +119,7 @@ impl PlainRequests {
             immunity_ms: None,
             immunities: HashMap::new(),
             limits: Limits::default(),
+            grants: needs_account.then(Grants::default),
             store_host,
             has_crc,
             added_properties: added_properties.to_vec(),
@@ -154,6 +159,34 @@ impl PlainRequests {
         self.immunity_ms = immunity_ms;
         self.immunities.clear();
         self.pulls.clear();
+    }
+
+    /// Let requests from a host pass without an account.
+    fn trust_host(&mut self, host: Host) {
+        if let Some(grants) = &mut self.grants {
+            grants.trust(host);
+        }
+    }
+
+    /// Let an account send to a topic, and end its halves, from a host.
+    fn grant(
+        &mut self,
+        access_key: &Bound<'_, PyString>,
+        secret: &[u8],
+        host: Host,
+        topic: &str,
+    ) -> PyResult<()> {
+        match &mut self.grants {
+            Some(grants) => grants.grant(access_key, secret, host, topic),
+            None => Ok(()),
+        }
+    }
+
+    /// Forget everything that was granted, and all secrets.
+    fn clear_grants(&mut self) {
+        if let Some(grants) = &mut self.grants {
+            *grants = Grants::default();
+        }
     }
 
     /// Remember bytes that Python has appended to the log. Halves in them can be committed here.
@@ -205,6 +238,14 @@ struct Connection<'py> {
     producer: Bound<'py, PyAny>,
     host: [u8; 8],
     index: usize, // of its chunk
+}
+
+/// A request with all that its signature covers.
+struct SignedRequest<'a> {
+    head: Head,
+    signed: SignedFields<'a>,
+    properties: &'a [u8], // of a send, decoded
+    body: &'a [u8],
 }
 
 impl PlainRequests {
@@ -275,15 +316,27 @@ impl PlainRequests {
         let (header, body) = frame[PREFIX_BYTES..].split_at(header_bytes);
         let mut properties = std::mem::take(&mut self.properties);
         let is_plain = match header::parse(header, &mut properties) {
-            Some((head, PlainHeader::Send(send))) if !batch.has_pulls_of(connection) => {
-                self.read_send(py, batch, connection, head, &send, &properties, body)?
+            Some((head, PlainHeader::Send(send), signed)) if !batch.has_pulls_of(connection) => {
+                let request = SignedRequest {
+                    head,
+                    signed,
+                    properties: &properties,
+                    body,
+                };
+                self.read_send(py, batch, connection, request, &send)?
             }
-            Some((head, PlainHeader::End(end)))
+            Some((head, PlainHeader::End(end), signed))
                 if body.is_empty() && !batch.has_pulls_of(connection) =>
             {
-                self.read_end(py, batch, connection, head, &end)
+                let request = SignedRequest {
+                    head,
+                    signed,
+                    properties: b"",
+                    body,
+                };
+                self.read_end(py, batch, connection, request, &end)
             }
-            Some((head, PlainHeader::Pull(pull))) if body.is_empty() && !head.is_oneway => {
+            Some((head, PlainHeader::Pull(pull), _)) if body.is_empty() && !head.is_oneway => {
                 self.read_pull(py, batch, connection, head, &pull)
             }
             _ => false,
@@ -300,7 +353,8 @@ impl PlainRequests {
         head: Head,
         pull: &PullHeader<'_>,
     ) -> bool {
-        if !batch.accepts_pull(connection) {
+        // With accounts, the Python path says who may read.
+        if self.grants.is_some() || !batch.accepts_pull(connection) {
             return false;
         }
         let mut response = Vec::new();
@@ -319,17 +373,57 @@ impl PlainRequests {
         is_plain
     }
 
-    #[allow(clippy::too_many_arguments)] // the parts of one request
+    /// Return whether a request is known to be allowed, and note the account of its connection.
+    fn is_allowed(
+        &self,
+        py: Python<'_>,
+        batch: &mut Batch,
+        connection: &Connection<'_>,
+        request: SignedRequest<'_>,
+        topic: &[u8],
+    ) -> bool {
+        let Some(grants) = &self.grants else {
+            return true;
+        };
+        let [a, b, c, d, ..] = connection.host;
+        let SignedRequest {
+            signed,
+            properties,
+            body,
+            ..
+        } = request;
+        match grants.check([a, b, c, d], topic, signed, properties, body) {
+            Access::Open => true,
+            Access::Granted(account) => {
+                // Only the first account of a connection counts.
+                if batch
+                    .accounts
+                    .last()
+                    .is_none_or(|(chunk, _)| *chunk != connection.index)
+                {
+                    let access_key = account.access_key.clone_ref(py);
+                    batch.accounts.push((connection.index, access_key));
+                }
+                true
+            }
+            Access::Unknown => false,
+        }
+    }
+
     fn read_send(
         &mut self,
         py: Python<'_>,
         batch: &mut Batch,
         connection: &Connection<'_>,
-        head: Head,
+        request: SignedRequest<'_>,
         send: &SendHeader<'_>,
-        properties: &[u8],
-        body: &[u8],
     ) -> PyResult<bool> {
+        let SignedRequest {
+            head,
+            properties,
+            body,
+            ..
+        } = request;
         let limits = &self.limits;
         if body.len() > limits.message_bytes || properties.len() > PROPERTIES_BYTES_MAX {
             return Ok(false);
@@ -340,6 +434,9 @@ impl PlainRequests {
         let Some(topic) = self.open_topic(py, batch, send)? else {
             return Ok(false);
         };
+        if !self.is_allowed(py, batch, connection, request, send.topic) {
+            return Ok(false);
+        }
         let Some((mark_begin, mark_end)) = parsed.half_mark else {
             // A prepared or rolled-back plain message would never be seen.
             if send.sys_flag & !CLIENT_SYS_FLAGS != 0 {
@@ -491,9 +588,10 @@ impl PlainRequests {
         py: Python<'_>,
         batch: &mut Batch,
         connection: &Connection<'_>,
-        head: Head,
+        request: SignedRequest<'_>,
         end: &EndHeader<'_>,
     ) -> bool {
+        let head = request.head;
         let table = self.table.borrow(py);
         let Some(half) = table.get(end.queue_offset) else {
             return false;
@@ -506,6 +604,15 @@ impl PlainRequests {
             || decided.log_offset != end.log_offset
             || decided.group.text.as_bytes() != end.group
         {
+            return false;
+        }
+        if !self.is_allowed(
+            py,
+            batch,
+            connection,
+            request,
+            decided.topic.text.as_bytes(),
+        ) {
             return false;
         }
         let mut ending = Ending {
@@ -683,6 +790,7 @@ pub struct Batch {
     connection_pulled_bytes: usize,
     deliveries: Deliveries,
     pull_errors: Vec<PyErr>,
+    accounts: Vec<(usize, Py<PyString>)>, // by chunk: the access key of its first signed request
     // Set by `encode`.
     pieces: Vec<(i64, Arc<Vec<u8>>)>,
     end: i64,
@@ -711,6 +819,7 @@ impl Batch {
             connection_pulled_bytes: 0,
             deliveries: Deliveries::new(),
             pull_errors: Vec::new(),
+            accounts: Vec::new(),
             pieces: Vec::new(),
             end: 0,
             last_record_offset: -1,
@@ -1041,6 +1150,15 @@ impl Batch {
         let leftovers = self.leftovers.iter();
         leftovers
             .map(|(chunk, rest, is_stopped)| (*chunk, PyBytes::new(py, rest), *is_stopped))
+            .collect()
+    }
+
+    /// Number of the chunk and access key, of each chunk whose requests are signed.
+    #[getter]
+    fn accounts(&self, py: Python<'_>) -> Vec<(usize, Py<PyString>)> {
+        let accounts = self.accounts.iter();
+        accounts
+            .map(|(chunk, access_key)| (*chunk, access_key.clone_ref(py)))
             .collect()
     }
 

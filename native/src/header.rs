@@ -6,7 +6,9 @@
 //! path understands. `None` means "not plain", never "invalid": the Python path reads such a header
 //! again and decides. So every check here may be stricter than the Python path, and none may be
 //! more lenient. In particular a key that occurs twice, a number with a leading zero, a character
-//! outside of printable ASCII, and any key that is not expected are not plain.
+//! outside of printable ASCII, and any key that is not expected are not plain. Neither is an escape,
+//! except in the properties of a message, which have separators: whether it is valid is not known
+//! here.
 
 /// The part of a header that all requests share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +54,37 @@ pub struct PullHeader<'a> {
     pub max_bytes: Option<i32>,
 }
 
+/// The extFields of a request as a signature covers them.
+#[derive(Debug, Default)]
+pub struct SignedFields<'a> {
+    pub access_key: &'a [u8],
+    pub signature: &'a [u8],
+    values: [(&'a [u8], &'a [u8]); FIELDS_MAX], // names and raw values, without the signature
+    count: usize,
+}
+
+impl<'a> SignedFields<'a> {
+    fn add(&mut self, name: &'a [u8], value: &'a [u8]) -> Option<()> {
+        *self.values.get_mut(self.count)? = (name, value);
+        self.count += 1;
+        Some(())
+    }
+
+    /// Return the values in the order of their names. `properties` are those of a send: their value
+    /// is the only one that has to be decoded.
+    pub fn sorted_values<'b>(&'b mut self, properties: &'b [u8]) -> impl Iterator<Item = &'b [u8]> {
+        let values = &mut self.values[..self.count];
+        values.sort_unstable();
+        values.iter().map(move |(name, value)| {
+            if *name == PROPERTIES {
+                properties
+            } else {
+                value
+            }
+        })
+    }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub enum PlainHeader<'a> {
     Send(SendHeader<'a>),
@@ -78,12 +111,23 @@ const FLAG_RESPONSE: i32 = 1;
 const FLAG_ONEWAY: i32 = 2;
 const VERDICT_COMMIT: i32 = 8;
 const VERDICT_ROLLBACK: i32 = 12;
+const PROPERTIES: &[u8] = b"i"; // in a send
+/// More than any plain request has: a send has 14 fields, and 3 if it is signed.
+const FIELDS_MAX: usize = 20;
+// The bits of fields that any request may have. Those of its own come before them.
+const ACCESS_KEY_BIT: u32 = 29;
+const SIGNATURE_BIT: u32 = 30;
+const SECURITY_TOKEN_BIT: u32 = 31;
 
 /// Read a plain header. The decoded properties of a send replace the content of `properties`.
-pub fn parse<'a>(header: &'a [u8], properties: &mut Vec<u8>) -> Option<(Head, PlainHeader<'a>)> {
+pub fn parse<'a>(
+    header: &'a [u8],
+    properties: &mut Vec<u8>,
+) -> Option<(Head, PlainHeader<'a>, SignedFields<'a>)> {
     let mut cursor = Cursor {
         bytes: header,
         position: 0,
+        signed: SignedFields::default(),
     };
     let mut head = Head::default();
     let mut fields: Option<PlainHeader<'a>> = None;
@@ -156,12 +200,13 @@ pub fn parse<'a>(header: &'a [u8], properties: &mut Vec<u8>) -> Option<(Head, Pl
     if has_remark && !matches!(&fields, PlainHeader::End(end) if end.is_commit) {
         return None;
     }
-    Some((head, fields))
+    Some((head, fields, cursor.signed))
 }
 
 struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
+    signed: SignedFields<'a>,
 }
 
 impl<'a> Cursor<'a> {
@@ -266,7 +311,26 @@ impl<'a> Cursor<'a> {
         loop {
             let name = self.text()?;
             self.expect(b':')?;
-            let bit = 1 << field(self, name)?;
+            self.skip_spaces();
+            let begin = self.position;
+            let bit = 1
+                << match name {
+                    b"AccessKey" => {
+                        self.signed.access_key = self.text()?;
+                        ACCESS_KEY_BIT
+                    }
+                    b"Signature" => {
+                        self.signed.signature = self.text()?;
+                        SIGNATURE_BIT
+                    }
+                    b"SecurityToken" => self.skipped_text(SECURITY_TOKEN_BIT)?,
+                    _ => field(self, name)?,
+                };
+            if bit != 1 << SIGNATURE_BIT {
+                // Every value is a string: leave out its quotes.
+                let value = &self.bytes[begin + 1..self.position - 1];
+                self.signed.add(name, value)?;
+            }
             if seen & bit != 0 {
                 return None;
             }

@@ -1,4 +1,5 @@
 //! The hot path of EscrowMQ's broker.
+mod access;
 mod batch;
 mod half;
 mod header;

@@ -18,24 +18,39 @@ from hypothesis import strategies as st
 from escrowmq.config import TransactionConfig
 from escrowmq.errors import FlushTimeout, StoreFailed
 from escrowmq.native import load_native
+from escrowmq.remoting.codes import JSON
+from escrowmq.remoting.frame import encode_frame
 from tests.support.path_pair import CONFIG, CONNECTIONS, PathPair
-from tests.support.request_bytes import RequestGenerator
+from tests.support.request_bytes import SEND_V2, RequestGenerator, request_bytes, send_fields
+from tests.support.request_signing import OTHER_RULES, RULES, RequestSigner
 
 pytestmark = pytest.mark.skipif(
     load_native({}).module is None, reason="the native module is not installed: it needs cargo"
 )
 
+HEADER_BEGIN = 8  # in a frame
+
 
 class PathRun:
     """A random run of both paths."""
 
-    def __init__(self, seed: int, *, is_sync: bool, limits: TransactionConfig | None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        is_sync: bool,
+        limits: TransactionConfig | None,
+        signer: RequestSigner | None = None,
+    ) -> None:
+        """With a signer, requests need accounts."""
         self.random = Random(seed)
         config = CONFIG
         if limits is not None:
             config = type(CONFIG)(store=CONFIG.store, transaction=limits)
-        self.pair = PathPair(config=config, is_sync=is_sync)
-        self.requests = RequestGenerator(self.random)
+        self.pair = PathPair(
+            config=config, is_sync=is_sync, rules=None if signer is None else RULES
+        )
+        self.requests = RequestGenerator(self.random, signer or (lambda fields, body: fields))
         self._unsent = [b""] * CONNECTIONS
         self._has_odd = [False] * CONNECTIONS  # among what was not handled in an earlier turn
 
@@ -63,6 +78,10 @@ class PathRun:
             self.plain_turn()
         else:
             self.one_connection_turn(random.randrange(CONNECTIONS))
+        self.end_turn(is_plain=is_plain)
+
+    def end_turn(self, *, is_plain: bool) -> None:
+        random = self.random
         advance_ms = random.choice([0, 0, 1, 50, 7_000])
         self.pair.end_turn(advance_ms=advance_ms)
         if self.pair.python.flush_callbacks:
@@ -127,10 +146,73 @@ def run_paths(
     asyncio.run(run())
 
 
+class SignedRun(PathRun):
+    """A random run of both paths with accounts, whose rules change."""
+
+    def __init__(self, seed: int) -> None:
+        self.signer = RequestSigner(Random(seed))
+        super().__init__(seed, is_sync=False, limits=None, signer=self.signer)
+        self._rules_name = ""
+        self.learn_grants()
+
+    def turn(self) -> None:
+        if self.random.random() < 0.15:
+            self.change_rules(self.random.choice(["", *OTHER_RULES]))
+        elif self.random.random() < 0.05:
+            self.kill()
+        elif self._rules_name or self.random.random() < 0.6:
+            self.one_connection_turn(self.random.randrange(CONNECTIONS))
+        else:
+            self.plain_turn()
+        self.end_turn(is_plain=False)
+
+    def one_connection_turn(self, connection: int) -> None:
+        self.signer.is_odd = True
+        super().one_connection_turn(connection)
+        self.signer.is_odd = False
+
+    def change_rules(self, name: str) -> None:
+        """Change the rules. With those of the beginning, all plain requests are granted again."""
+        self.receive_unsent()
+        self._rules_name = name
+        self.pair.replace_rules(OTHER_RULES[name] if name else RULES)
+        self.learn_grants()
+
+    def learn_grants(self) -> None:
+        """Let the Python path grant what plain requests need, from every host.
+
+        A request that it has to grant first is stored later than plain requests of the same turn.
+        """
+        for connection in range(CONNECTIONS):
+            for topic in ("T", "orders"):
+                self.pair.receive(connection, self.requests.send(b=topic))
+                self.end_turn(is_plain=False)
+
+    def receive_unsent(self) -> None:
+        for connection, data in enumerate(self._unsent):
+            self.pair.receive(connection, data)
+            self.end_turn(is_plain=False)
+        self._unsent = [b""] * CONNECTIONS
+        self._has_odd = [False] * CONNECTIONS
+
+    def kill(self) -> None:
+        super().kill()
+        self.learn_grants()
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=25, deadline=None)
 def test_both_paths_do_the_same(seed: int) -> None:
     run_paths(seed, 20)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=25, deadline=None)
+def test_both_paths_do_the_same_with_accounts(seed: int) -> None:
+    async def run() -> None:
+        SignedRun(seed).run(20)
+
+    asyncio.run(run())
 
 
 @given(st.integers(0, 2**32))
@@ -188,6 +270,27 @@ def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("valid", "invalid"),
+    [
+        ('"a":"producers"', r'"a":"\q"'),
+        ('"c":"TBW102"', r'"c":"\ud800"'),
+        ('"language":"JAVA"', r'"language":"\q"'),
+    ],
+)
+def test_a_send_with_an_invalid_escape_stores_nothing(valid: str, invalid: str) -> None:
+    async def run() -> None:
+        paths = PathRun(7, is_sync=False, limits=None)
+        send = request_bytes(SEND_V2, send_fields(i="UNIQ_KEY\x01K1\x02"), opaque=1)
+        header = send[HEADER_BEGIN:].decode().replace(valid, invalid)
+        log_end = paths.pair.python.store.end
+        paths.pair.receive(0, encode_frame(JSON, header.encode(), b""))
+        paths.pair.end_turn()
+        assert paths.pair.native.store.end == log_end
+
+    asyncio.run(run())
+
+
 def test_plain_requests_take_the_native_path() -> None:
     """Otherwise the other tests here would compare the Python path with itself."""
 
@@ -201,5 +304,20 @@ def test_plain_requests_take_the_native_path() -> None:
         native = paths.pair.native.broker
         assert native.native_requests is not None
         assert native.native_requests.count == sum(native.counters.requests.values()) > 100
+
+    asyncio.run(run())
+
+
+def test_signed_requests_take_the_native_path_once_they_are_granted() -> None:
+    async def run() -> None:
+        paths = SignedRun(6)
+        native = paths.pair.native.broker
+        assert native.native_requests is not None
+        before = native.native_requests.count, sum(native.counters.requests.values())
+        for _ in range(30):
+            paths.plain_turn()
+            paths.end_turn(is_plain=True)
+        native_count = native.native_requests.count - before[0]
+        assert native_count == sum(native.counters.requests.values()) - before[1] > 100
 
     asyncio.run(run())

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from escrowmq.auth.acl import parse_rules
+from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.clock import ManualClock
@@ -42,7 +44,8 @@ CONFIG = Config(
     transaction=TransactionConfig(immunity_ms=6_000, check_interval_ms=30_000, checks_max=3),
 )
 TOPICS = {"T": 4, "orders": 2}
-CONNECTIONS = 3
+HOSTS = ("127.0.0.1", "127.0.0.1", "10.0.0.7")
+CONNECTIONS = len(HOSTS)
 
 
 class PathBroker:
@@ -56,7 +59,11 @@ class PathBroker:
         config: Config = CONFIG,
         is_sync: bool = False,
         now_ms: int = NOW_MS,
+        rules: str | None = None,
     ) -> None:
+        """`rules`: an ACL file. Without it, no request needs an account."""
+        self._rules = rules
+        self.validator = None if rules is None else AccessValidator(parse_rules(rules))
         self.native, self.config, self._is_sync = native, config, is_sync
         self.disk = disk or FaultyDisk()
         self.clock = ManualClock(now_ms)
@@ -72,6 +79,7 @@ class PathBroker:
             counters=BrokerCounters(self.clock.elapsed_s),
             elapsed_s=self.clock.elapsed_s,
             native=native,
+            access_validator=self.validator,
         )
         for topic, queues in TOPICS.items():
             self.broker.topics.put(
@@ -83,13 +91,15 @@ class PathBroker:
             self.broker,
             self.clock,
             NetworkConfig(),
+            keeps_headers=rules is not None,
             send_response_encoder=SendResponseEncoder(store_host=HOST),
             plain_requests=self.broker.native_requests,
         )
         self.connections: list[ServerConnection] = []
         self.transports: list[FakeTransport] = []
-        for port in range(40_000, 40_000 + CONNECTIONS):
-            connection, transport = ServerConnection(self.server), FakeTransport(port)
+        for port, host in enumerate(HOSTS, 40_000):
+            connection = ServerConnection(self.server)
+            transport = FakeTransport(port, host=host)
             connection.connection_made(transport)
             self.connections.append(connection)
             self.transports.append(transport)
@@ -126,7 +136,13 @@ class PathBroker:
             config=self.config,
             is_sync=self._is_sync,
             now_ms=self.clock.now_ms(),
+            rules=self._rules,
         )
+
+    def replace_rules(self, rules: str) -> None:
+        assert self.validator is not None
+        self._rules = rules
+        self.validator.replace_rules(parse_rules(rules))
 
     def state(self) -> dict[str, Any]:
         """Return all that can be seen of the broker, except metrics of time."""
@@ -188,15 +204,20 @@ class PathBroker:
             "damage": dict(store.damage.counts),
             "stored": counters.stored_messages,
             "sends": counters.send_seconds.count,
+            "origins": [connection.origin for connection in self.connections],
         }
 
 
 class PathPair:
-    def __init__(self, *, config: Config = CONFIG, is_sync: bool = False) -> None:
+    def __init__(
+        self, *, config: Config = CONFIG, is_sync: bool = False, rules: str | None = None
+    ) -> None:
         native = load_native({})
         assert native.module is not None, native.reason
-        self.native = PathBroker(native, config=config, is_sync=is_sync)
-        self.python = PathBroker(NativePath(None, "a test"), config=config, is_sync=is_sync)
+        self.native = PathBroker(native, config=config, is_sync=is_sync, rules=rules)
+        self.python = PathBroker(
+            NativePath(None, "a test"), config=config, is_sync=is_sync, rules=rules
+        )
 
     @property
     def both(self) -> tuple[PathBroker, PathBroker]:
@@ -231,6 +252,10 @@ class PathPair:
     def kill(self) -> None:
         self.native, self.python = self.native.killed(), self.python.killed()
         self.compare()
+
+    def replace_rules(self, rules: str) -> None:
+        for path in self.both:
+            path.replace_rules(rules)
 
     def change_config(self, **changes: Any) -> None:
         for path in self.both:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -75,10 +76,18 @@ def end_fields(
 
 
 class RequestGenerator:
-    """Makes requests at random: most of them plain, some of them odd."""
+    """Makes requests at random: most of them plain, some of them odd.
 
-    def __init__(self, random: Random) -> None:
+    `sign` gets the fields and the body of each, and returns the fields to send.
+    """
+
+    def __init__(
+        self,
+        random: Random,
+        sign: Callable[[dict[str, str], bytes], dict[str, str]] = lambda fields, body: fields,
+    ) -> None:
         self._random = random
+        self._sign = sign
         self._opaque = 0
         self._key = 0
         self.keys: list[str] = []  # that were used, for repeated sends
@@ -92,6 +101,11 @@ class RequestGenerator:
     def opaque(self) -> int:
         self._opaque += 1
         return self._opaque
+
+    def request(
+        self, code: int, fields: dict[str, str], *, opaque: int, body: bytes = b"", **head: Any
+    ) -> bytes:
+        return request_bytes(code, self._sign(fields, body), opaque=opaque, body=body, **head)
 
     # --- plain requests --------------------------------------------------------------------------
 
@@ -146,7 +160,7 @@ class RequestGenerator:
         if random.random() < 0.2:
             fields |= {"h": "17", "j": "3", "f": random.choice(["1", "2", "259"]), "n": "broker-a"}
         flag = FLAG_ONEWAY if random.random() < 0.1 else 0
-        return request_bytes(
+        return self.request(
             SEND_V2, {**fields, **changes}, opaque=self.opaque(), flag=flag, body=self.body()
         )
 
@@ -157,7 +171,7 @@ class RequestGenerator:
         items.insert(random.randrange(len(items)), ("TRAN_MSG", "true"))
         text = message_properties(**dict(items))
         fields = send_fields(random.choice(["T", "orders"]), random.randrange(2), i=text, f="4")
-        return request_bytes(SEND_V2, {**fields, **changes}, opaque=self.opaque(), body=self.body())
+        return self.request(SEND_V2, {**fields, **changes}, opaque=self.opaque(), body=self.body())
 
     def end(self, half: tuple[str, int, int], **changes: str) -> bytes:
         random = self._random
@@ -167,7 +181,7 @@ class RequestGenerator:
         head: dict[str, Any] = {}
         if verdict == COMMIT:
             head["remark"] = random.choice(["", "done"])
-        return request_bytes(
+        return self.request(
             END, {**end_fields(*half, verdict), **changes}, opaque=self.opaque(), flag=flag, **head
         )
 
@@ -255,6 +269,7 @@ class RequestGenerator:
         fields = send_fields(i=message_properties(UNIQ_KEY=f"HEAD{self.opaque()}"))
         opaque, random = self.opaque(), self._random
         body = self.body()
+        fields = self._sign(fields, body)
         header: dict[str, Any] = {"code": SEND_V2, "extFields": fields, "flag": 0, "opaque": opaque}
         text = json.dumps(header, separators=(",", ":"))
         variants = [
@@ -275,6 +290,7 @@ class RequestGenerator:
             text.replace('"e":"0"', '"e":"0","e":"1"'),
             text.replace('"k":"false"', '"k":false'),
             text.replace('"b":"T"', '"b":"\\u0054"'),
+            text.replace('"a":"producers"', '"a":"\\u0070roducers"'),
         ]
         if random.random() < 0.2:
             command = Command(code=SEND_V2, opaque=opaque, ext_fields=fields)
@@ -303,7 +319,7 @@ class RequestGenerator:
         if random.random() < 0.2:
             text = text[:-1]
         fields = send_fields(random.choice(["T", "orders"]), random.randrange(2), i=text, f="4")
-        return request_bytes(SEND_V2, fields, opaque=self.opaque(), body=self.body())
+        return self.request(SEND_V2, fields, opaque=self.opaque(), body=self.body())
 
     def _odd_end(self) -> bytes:
         random = self._random
@@ -336,21 +352,21 @@ class RequestGenerator:
             head["remark"] = "the database is down"
         body = b"unexpected" if random.random() < 0.1 else b""
         flag = FLAG_ONEWAY if random.random() < 0.3 else 0
-        return request_bytes(END, fields, opaque=self.opaque(), flag=flag, body=body, **head)
+        return self.request(END, fields, opaque=self.opaque(), flag=flag, body=body, **head)
 
     def _other_request(self) -> bytes:
         random, opaque = self._random, self.opaque()
         text = message_properties(UNIQ_KEY=f"V1{opaque}")
         return random.choice(
             [
-                request_bytes(
+                self.request(
                     SEND,
                     {"producerGroup": "p", "topic": "T", "queueId": "1", "properties": text},
                     opaque=opaque,
                     body=self.body(),
                 ),
-                request_bytes(9999, {}, opaque=opaque),
-                request_bytes(1, {"code": "1"}, opaque=opaque, flag=1),  # a response to nothing
+                self.request(9999, {}, opaque=opaque),
+                self.request(1, {"code": "1"}, opaque=opaque, flag=1),  # a response to nothing
             ]
         )
 
@@ -367,5 +383,5 @@ class RequestGenerator:
             "subscription": self._random.choice(["*", "paid"]),
         }
         if self._random.random() < 0.5:
-            return request_bytes(11, pull, opaque=opaque)
-        return request_bytes(30, {"topic": "T", "queueId": queue_id}, opaque=opaque)
+            return self.request(11, pull, opaque=opaque)
+        return self.request(30, {"topic": "T", "queueId": queue_id}, opaque=opaque)

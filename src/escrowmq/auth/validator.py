@@ -8,15 +8,16 @@ The checks are those of RocketMQ, in its order:
 4. The signature must be valid, and a strong one must not have been seen before.
 5. The account must have every permission that the request requires.
 
-Granted permissions are cached until the rules change. Refusals are logged: the client of an
-application often shows a different error, so the log is where an operator looks.
+Granted permissions are cached until the rules change, and a `GrantListener` can keep a copy of
+them. Refusals are logged: the client of an application often shows a different error, so the log is
+where an operator looks.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from escrowmq.auth import strong_signature
 from escrowmq.auth.acl import AccessRules, Account, Permission
@@ -42,6 +43,22 @@ _UNKNOWN_KEY_CHARS: Final = 4  # of an access key without account that a log lin
 RequiredPermissions: TypeAlias = Callable[[Request[Any]], Iterable[Permission]]
 
 
+class GrantListener(Protocol):
+    """Gets what a validator has granted, to allow equal requests without asking it again."""
+
+    def host_trusted(self, host: str) -> None:
+        """Requests from this host pass unchecked."""
+
+    def permission_granted(self, account: Account, host: str, permission: Permission) -> None:
+        """Requests from this host have a permission, if they have this account's signature.
+
+        It is the signature of RocketMQ. A strong one has to be checked by the validator.
+        """
+
+    def grants_cleared(self) -> None:
+        """Nothing that was reported before holds any more."""
+
+
 class AccessValidator:
     def __init__(
         self, rules: AccessRules, *, strong_signature_only: bool = False, started_ms: int = 0
@@ -54,6 +71,7 @@ class AccessValidator:
         # By access key, host and permission. Reading every policy for each send would be slow.
         self._granted_cache: set[tuple[str, str, Permission]] = set()
         self._trusted_cache: dict[str, bool] = {}
+        self._grant_listeners: list[GrantListener] = []
         self._refusal_log = RefusalLog()
 
     @property
@@ -64,12 +82,23 @@ class AccessValidator:
     def replace_rules(self, rules: AccessRules) -> None:
         """Apply other rules from the next request on."""
         self._rules = rules
-        self._granted_cache.clear()
-        self._trusted_cache.clear()
+        self._clear_caches()
 
     def add_internal_account(self, account: Account) -> None:
         """Add an account that is in no file: brokers use it towards their own name server."""
         self._internal_accounts[account.access_key] = account
+        self._clear_caches()
+
+    def add_grant_listener(self, listener: GrantListener) -> None:
+        """Report to a listener what is granted from now on, as long as it holds."""
+        self._grant_listeners.append(listener)
+        self._clear_caches()  # only what is not cached is reported
+
+    def _clear_caches(self) -> None:
+        self._granted_cache.clear()
+        self._trusted_cache.clear()
+        for listener in self._grant_listeners:
+            listener.grants_cleared()
 
     def check(
         self,
@@ -207,8 +236,11 @@ class AccessValidator:
         is_trusted = self._trusted_cache.get(host)
         if is_trusted is None:
             if len(self._trusted_cache) >= CACHE_MAX:
-                self._trusted_cache.clear()
+                self._clear_caches()
             is_trusted = self._trusted_cache[host] = host in self._rules.trusted_addresses
+            if is_trusted:
+                for listener in self._grant_listeners:
+                    listener.host_trusted(host)
         return is_trusted
 
     def _require(self, account: Account, permission: Permission, host: str) -> None:
@@ -222,8 +254,11 @@ class AccessValidator:
                 remark = f"{account.access_key} has no permission for this message"
             raise _Refusal(remark, reason)
         if len(self._granted_cache) >= CACHE_MAX:
-            self._granted_cache.clear()
+            self._clear_caches()
         self._granted_cache.add(key)
+        if not self._strong_signature_only:
+            for listener in self._grant_listeners:
+                listener.permission_granted(account, host, permission)
 
 
 def _is_signed_by(command: Command, body: bytes | memoryview, account: Account) -> bool:

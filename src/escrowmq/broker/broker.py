@@ -264,9 +264,10 @@ class Broker:
                 trace_on=config.broker.trace_on,
             ),
             added_properties=self.send_processor.added_properties,
-            is_allowed=self._allows_native_requests,
+            is_allowed=lambda: not self.flow_control.is_limiting,
             when_flushed=when_flushed,
             wall_ms=self._wall_ms,
+            access_validator=self._access_validator,
         )
 
     def _configure_native_requests(self, config: Config) -> None:
@@ -277,10 +278,6 @@ class Broker:
                 half_bytes_max=self.transactions.half_processor.half_bytes_max,
                 is_writable=config.broker.is_writable,
             )
-
-    def _allows_native_requests(self) -> bool:
-        # Signatures and rates are checked for each request, by the Python path.
-        return self._access_validator is None and not self.flow_control.is_limiting
 
     def _create_turn(
         self,

@@ -10,6 +10,10 @@ The native module reads and encodes them without an object for each (`native/` e
 happens around it is decided here: whether it may be used in this turn, what is counted, when
 responses leave, and what happens if the log cannot be written.
 
+Where clients need accounts, a signed request is plain if the validator has allowed an equal one:
+the same account, host and topic. The validator reports it here, and the native module, which is
+told, verifies the signature.
+
 The batch of a turn is stored before the Python path handles what is left over. A connection whose
 request is not plain goes on in the Python path until the turn ends, so its requests keep their
 order.
@@ -22,14 +26,23 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from escrowmq.auth.acl import Account, Action, Permission, ResourceType
+from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.dispatch import Channel, response_code
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.pull import PullProcessor
 from escrowmq.broker.statistics import NORMAL, TRANSACTION, BrokerCounters
 from escrowmq.broker.turn import WhenFlushed
 from escrowmq.config import TransactionConfig
-from escrowmq.errors import CorruptRecord, RecordNotFound, StoreError, StoreFailed
+from escrowmq.errors import (
+    CorruptRecord,
+    LocalProtocolError,
+    RecordNotFound,
+    StoreError,
+    StoreFailed,
+)
 from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.message.keys import encode_host
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from escrowmq.remoting.headers import NoFields
 from escrowmq.remoting.requests import Body, Request, RequestHead
@@ -47,6 +60,8 @@ SHARE_REQUESTS_MAX: Final = 1024
 BATCH_BYTES_MAX: Final = 4 << 20  # of received bytes; a turn may have several batches
 # Halves of these last bytes of the log are committed without reading them again.
 TAIL_BYTES: Final = 32 << 20
+IPV4_BYTES: Final = 4
+PORT_BYTES: Final = 4  # behind an address
 
 
 class PlainChannel(Channel, Protocol):
@@ -78,6 +93,7 @@ class NativeRequests:
         is_allowed: Callable[[], bool],
         when_flushed: WhenFlushed | None,
         wall_ms: Callable[[int], int],
+        access_validator: AccessValidator | None,
     ) -> None:
         """`is_allowed`: whether requests may be handled at all without the Python path."""
         self._store = store
@@ -100,7 +116,10 @@ class NativeRequests:
             plan_pull=pulls.plan,
             read_log=store.read_block,
             commit_offset=pulls.commit_offset,
+            needs_account=access_validator is not None,
         )
+        if access_validator is not None:
+            access_validator.add_grant_listener(self)
         store.watch_appends(self._requests.remember_append)
         self._is_writable = False
         self._has_failed = False
@@ -128,6 +147,28 @@ class NativeRequests:
             if config.refuses_halves
             else lambda topic, group: config.immunity_of_ms(topic, group, None),
         )
+
+    # --- what the validator has granted: see GrantListener ---------------------------------------
+
+    def host_trusted(self, host: str) -> None:
+        packed = _pack_ipv4(host)
+        if packed is not None:
+            self._requests.trust_host(packed)
+
+    def permission_granted(self, account: Account, host: str, permission: Permission) -> None:
+        # A plain send, and the end of a half, need this permission on the topic and nothing else.
+        packed = _pack_ipv4(host)
+        is_send = (
+            permission.resource_type is ResourceType.TOPIC and permission.actions == Action.PUB
+        )
+        if packed is not None and is_send:
+            secret = account.secret_key.reveal().encode()
+            self._requests.grant(account.access_key, secret, packed, permission.name)
+
+    def grants_cleared(self) -> None:
+        self._requests.clear_grants()
+
+    # --- requests --------------------------------------------------------------------------------
 
     def handle(self, chunks: list[Chunk], now_ms: int) -> list[Leftover]:
         """Handle the plain requests at the beginning of each chunk. Return what is left."""
@@ -157,6 +198,8 @@ class NativeRequests:
                 self._has_failed = True
             else:
                 self._respond_to_pulls(batch, chunks)
+                for index, access_key in batch.accounts:
+                    chunks[index][0].set_account(access_key)
                 if len(batch):
                     self._append(batch, chunks, now_ms)
                 return batch.leftovers
@@ -276,6 +319,15 @@ def _batch_end(chunks: list[Chunk], begin: int) -> int:
         size += len(chunks[end][2]) + len(chunks[end][3])
         end += 1
     return end
+
+
+def _pack_ipv4(host: str) -> bytes | None:
+    """Return the four bytes of an address; None if it is another one."""
+    try:
+        packed = encode_host(host, 0)[:-PORT_BYTES]
+    except LocalProtocolError:  # with a zone, for example
+        return None
+    return packed if len(packed) == IPV4_BYTES else None
 
 
 def _request(code: int, opaque: int, *, is_oneway: bool) -> Request[Any]:
