@@ -53,6 +53,7 @@ EscrowError
   CommitUnknown            it is unknown whether the database has committed; check-back finds out
   WriterFenced             a newer run of the writer has registered, or the batch is decided
   ReconcileFailed          a ledger, database or query cannot be read for reconciliation
+  NativePanic              the native module found a bug in itself; its state is not known
   CallbackFailed           a function of the application raised what would end the event loop
   Rollback                 raised by users to roll back a transaction
 
@@ -393,6 +394,25 @@ class CommitUnknown(EscrowError):
     """
 
     may_have_happened = True
+
+
+class NativePanic(EscrowError):
+    """The native module panicked: it has a bug, and may have stopped in the middle of a change."""
+
+    may_have_happened = True
+
+
+def panic_as_exception(error: BaseException) -> Exception:
+    """Return what a call of the native module raised as an Exception.
+
+    A panic is a BaseException, which no `except Exception` catches. Raise `error` itself if it is
+    meant to end the process.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    return NativePanic(f"the native module panicked: {error}")
 
 
 class CallbackFailed(EscrowError):
