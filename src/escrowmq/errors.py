@@ -75,6 +75,10 @@ _SYSTEM_ERROR: Final = 1
 _RETRIABLE_CODES: Final = frozenset((_SYSTEM_ERROR, 2, 14, 16, 17, 204, 205, 1500))
 
 
+# Of the type of a panic, which has no other public name.
+_PANIC_MODULE: Final = "pyo3_runtime"
+
+
 class EscrowError(Exception):
     """Base of all exceptions of this package."""
 
@@ -406,11 +410,11 @@ def panic_as_exception(error: BaseException) -> Exception:
     """Return what a call of the native module raised as an Exception.
 
     A panic is a BaseException, which no `except Exception` catches. Raise `error` itself if it is
-    meant to end the process.
+    neither: then it is meant to end the process.
     """
     if isinstance(error, Exception):
         return error
-    if isinstance(error, KeyboardInterrupt | SystemExit):
+    if type(error).__module__ != _PANIC_MODULE:
         raise error
     return NativePanic(f"the native module panicked: {error}")
 

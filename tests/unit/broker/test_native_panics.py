@@ -1,6 +1,6 @@
 """A panic of the native module, which is a BaseException, costs as little as it can.
 
-Most of the panics are real ones: they are raised by a call of the module that divides by zero.
+The panics are real ones: they are raised by a call of the module that divides by zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from escrowmq.errors import NativePanic, StoreFailed, panic_as_exception
 from escrowmq.native import NativePath, load_native
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.commit_log import AppendResult
-from escrowmq.testing.disks import MemoryDisk
+from escrowmq.testing.disks import MemoryDisk, PowerCut
 from tests.support.path_pair import PathBroker
 from tests.support.request_bytes import (
     COMMIT,
@@ -173,14 +173,15 @@ async def test_the_store_fails_if_refused_requests_cannot_be_undone() -> None:
         broker.store.append([], now_ms=broker.clock.now_ms())
 
 
-def test_the_store_fails_if_the_python_path_meets_a_panic_in_the_native_table() -> None:
+async def test_the_store_fails_if_the_python_path_meets_a_panic_in_the_native_table() -> None:
     store = open_store(MemoryDisk())
     turn, done = Turn(store), list[int]()
+    panic = native_panic(PanickingBroker())
 
-    def panic(_: Sequence[AppendResult]) -> None:
-        raise BaseException("a panic")
+    def on_stored(_: Sequence[AppendResult]) -> None:
+        raise panic
 
-    turn.add_records([sample()], lambda code, _: done.append(code), on_stored=panic)
+    turn.add_records([sample()], lambda code, _: done.append(code), on_stored=on_stored)
     turn.append_all(NOW_MS)
     assert done == [ResponseCode.SYSTEM_ERROR]
     with pytest.raises(StoreFailed, match="panicked"):
@@ -222,10 +223,10 @@ def native_panic(broker: PanickingBroker) -> BaseException:
     return caught.value
 
 
-def test_what_ends_the_process_is_no_panic() -> None:
+async def test_what_ends_the_process_is_no_panic() -> None:
+    assert isinstance(panic_as_exception(native_panic(PanickingBroker())), NativePanic)
     error = ValueError("a bug")
     assert panic_as_exception(error) is error
-    assert isinstance(panic_as_exception(BaseException("panicked")), NativePanic)
-    for ending in (KeyboardInterrupt(), SystemExit()):
+    for ending in (KeyboardInterrupt(), SystemExit(), PowerCut()):
         with pytest.raises(type(ending)):
             panic_as_exception(ending)
