@@ -57,8 +57,8 @@ LONG_TESTS := tests/unit/store/test_flipped_bits.py tests/e2e/broker/test_crowds
 sim: $(NATIVE)  ## long: every fault position, every flipped bit, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
 	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation $(LONG_TESTS)
 
-chaos: $(NATIVE)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both)
-	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(FLUSH),--flush $(FLUSH))
+chaos: $(NATIVE)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both; REQUEST_PATH=native, python)
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(FLUSH),--flush $(FLUSH)) $(if $(REQUEST_PATH),--request-path $(REQUEST_PATH))
 
 spark-crash: $(NATIVE) java  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…)
 	$(BIN)/python -m tests.spark_crash --runs $(or $(RUNS),45) --seed $(or $(SEED),1)
