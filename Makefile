@@ -10,7 +10,7 @@ NATIVE := $(VENV)/.native
 # Many tests wait for processes and timers, so one worker more than there are cores keeps them busy.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
-.PHONY: help setup native check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants fuzz docs lock clean
+.PHONY: help setup native check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants planted fuzz docs lock clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench: $(NATIVE)  ## figures as ratios in one run, kept in bench/results/; PARTS
 
 mutants: $(READY)  ## plant small mistakes in a copy of src, list those that no test notices (COUNT=…, SEED=…, PACKAGES="store escrow", TESTS="tests/unit …")
 	$(BIN)/python -m tests.mutants --count $(or $(COUNT),50) --seed $(or $(SEED),1) $(addprefix --package ,$(PACKAGES)) $(if $(TESTS),--tests $(TESTS))
+
+planted: $(READY)  ## plant the mistakes of tests/planted_native in a copy of the native path; all must be found (needs cargo)
+	$(BIN)/python -m tests.planted_native
 
 fuzz: $(READY)  ## fuzz the native module, each target for MINUTES=… [5]; needs a nightly Rust and cargo-fuzz
 	@.ci/native $(BIN)/python fuzz $(or $(MINUTES),5)
