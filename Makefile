@@ -10,7 +10,7 @@ NATIVE := $(VENV)/.native
 # Many tests wait for processes and timers, so one worker more than there are cores keeps them busy.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
-.PHONY: help setup native check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants docs lock clean
+.PHONY: help setup native check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants planted fuzz docs lock clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,8 +57,8 @@ LONG_TESTS := tests/unit/store/test_flipped_bits.py tests/e2e/broker/test_crowds
 sim: $(NATIVE)  ## long: every fault position, every flipped bit, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
 	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation $(LONG_TESTS)
 
-chaos: $(NATIVE)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both)
-	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(FLUSH),--flush $(FLUSH))
+chaos: $(NATIVE)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both; REQUEST_PATH=native, python)
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(FLUSH),--flush $(FLUSH)) $(if $(REQUEST_PATH),--request-path $(REQUEST_PATH))
 
 spark-crash: $(NATIVE) java  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…)
 	$(BIN)/python -m tests.spark_crash --runs $(or $(RUNS),45) --seed $(or $(SEED),1)
@@ -74,6 +74,12 @@ bench: $(NATIVE)  ## figures as ratios in one run, kept in bench/results/; PARTS
 
 mutants: $(READY)  ## plant small mistakes in a copy of src, list those that no test notices (COUNT=…, SEED=…, PACKAGES="store escrow", TESTS="tests/unit …")
 	$(BIN)/python -m tests.mutants --count $(or $(COUNT),50) --seed $(or $(SEED),1) $(addprefix --package ,$(PACKAGES)) $(if $(TESTS),--tests $(TESTS))
+
+planted: $(READY)  ## plant the mistakes of tests/planted_native in a copy of the native path; all must be found (needs cargo)
+	$(BIN)/python -m tests.planted_native
+
+fuzz: $(READY)  ## fuzz the native module, each target for MINUTES=… [5]; needs a nightly Rust and cargo-fuzz
+	@.ci/native $(BIN)/python fuzz $(or $(MINUTES),5)
 
 docs: $(READY)  ## write the generated tables of docs/
 	$(BIN)/python docs/generate.py

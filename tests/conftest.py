@@ -1,6 +1,7 @@
 """Hypothesis profiles: "ci" by default, "long" for a night of fuzzing (HYPOTHESIS_PROFILE=long).
 
-A test that is a coroutine runs in a loop of its own. Tests of the Spark session come first.
+A test that is a coroutine runs in a loop of its own. Tests of the Spark session come first. A test
+marked `both_paths` runs with the native module and without it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 
 import pytest
 from hypothesis import settings
+
+from escrowmq.native import SWITCH, load_native
 
 settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True)
 settings.register_profile("long", deadline=None, max_examples=1_000, print_blob=True)
@@ -24,6 +27,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests from the end of another part. So the tests at the very beginning stay together.
     """
     items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that is marked `both_paths` once with the native module, and once without it."""
+    if metafunc.definition.get_closest_marker("both_paths"):
+        paths = ["python"] if load_native({}).module is None else ["native", "python"]
+        metafunc.fixturenames.insert(0, "request_path")
+        metafunc.parametrize("request_path", paths, indirect=True)
+
+
+@pytest.fixture
+def request_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let every broker and store of a test take this path, also in processes that it starts."""
+    path: str = request.param
+    monkeypatch.setenv(SWITCH, "1" if path == "native" else "0")
+    return path
 
 
 @pytest.hookimpl(tryfirst=True)

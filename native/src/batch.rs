@@ -10,6 +10,7 @@
 //! connection keep their order. Nothing is visible to anybody before `apply`.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -204,32 +205,21 @@ impl PlainRequests {
         requests_max: usize,
         pull_version: Option<(i64, i64)>,
     ) -> PyResult<Batch> {
-        let py = slf.py();
         let mut batch = Batch::new(slf.clone().unbind(), now_ms);
-        let mut own = slf.borrow_mut();
         batch.allows_pulls = pull_version.is_some();
-        if let Some(version) = pull_version {
-            own.pulls.update(version);
-        }
-        for (index, chunk) in chunks.iter().enumerate() {
-            let chunk = chunk.cast_into::<PyTuple>()?;
-            let host: [u8; 8] = chunk.get_item(1)?.extract()?;
-            let rest = chunk.get_item(2)?.cast_into::<PyBytes>()?;
-            let data = chunk.get_item(3)?.cast_into::<PyBytes>()?;
-            let connection = Connection {
-                producer: chunk.get_item(0)?,
-                host,
-                index,
-            };
-            let (rest, data) = (rest.as_bytes(), data.as_bytes());
-            if let Err(error) =
-                own.read_chunk(py, &mut batch, &connection, rest, data, requests_max)
-            {
-                drop(own);
-                batch.cancel(py);
-                return Err(error);
+        // Keys and halves that are reserved have to be released whatever happens, also in a panic:
+        // the Python path reads the same bytes again, and must not meet them.
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let mut own = slf.borrow_mut();
+            if let Some(version) = pull_version {
+                own.pulls.update(version);
             }
+            own.read_chunks(&mut batch, chunks, requests_max)
+        }));
+        if !matches!(result, Ok(Ok(()))) {
+            batch.cancel(slf.py());
         }
+        result.unwrap_or_else(|panic| resume_unwind(panic))?;
         Ok(batch)
     }
 }
@@ -249,6 +239,28 @@ struct SignedRequest<'a> {
 }
 
 impl PlainRequests {
+    fn read_chunks(
+        &mut self,
+        batch: &mut Batch,
+        chunks: &Bound<'_, PyList>,
+        requests_max: usize,
+    ) -> PyResult<()> {
+        for (index, chunk) in chunks.iter().enumerate() {
+            let chunk = chunk.cast_into::<PyTuple>()?;
+            let host: [u8; 8] = chunk.get_item(1)?.extract()?;
+            let rest = chunk.get_item(2)?.cast_into::<PyBytes>()?;
+            let data = chunk.get_item(3)?.cast_into::<PyBytes>()?;
+            let connection = Connection {
+                producer: chunk.get_item(0)?,
+                host,
+                index,
+            };
+            let (rest, data) = (rest.as_bytes(), data.as_bytes());
+            self.read_chunk(chunks.py(), batch, &connection, rest, data, requests_max)?;
+        }
+        Ok(())
+    }
+
     /// Read one chunk. What is not read of it becomes a leftover of the batch.
     fn read_chunk(
         &mut self,
@@ -498,7 +510,6 @@ impl PlainRequests {
         );
         half.final_properties_bytes = stored.properties.len() as u16;
         let half = Py::new(py, half)?;
-        table.reserve_new(py, half.clone_ref(py));
         let half_topic = batch.topic(&self.half_name);
         let queue = batch.queue(half_topic, 0);
         let message = Message {
@@ -512,7 +523,9 @@ impl PlainRequests {
             key_count: batch.add_keys(queue, &parsed),
             stored,
         };
-        batch.add(connection, head, Kind::Half(message, half));
+        // The batch has it before it is reserved, so that it can be released in any case.
+        batch.add(connection, head, Kind::Half(message, half.clone_ref(py)));
+        table.reserve_new(py, half);
         Ok(true)
     }
 
@@ -655,7 +668,6 @@ impl PlainRequests {
             };
             ending.final_message = Some((message, stored.body_crc));
         }
-        decided.is_being_decided = true;
         batch.topic(&decided.topic); // for the counters
         let op_topic = batch.topic(&self.op_name);
         ending.op_queue = batch.queue(op_topic, 0);
@@ -667,6 +679,7 @@ impl PlainRequests {
                 .push(java_hash::index_hash(batch.topics[op_topic].hash, &key));
         }
         batch.add(connection, head, Kind::End(ending));
+        decided.is_being_decided = true;
         true
     }
 }
@@ -943,23 +956,36 @@ impl Batch {
 
     fn encode_requests(&mut self, py: Python<'_>, log: &mut LogEncoder) {
         let mut requests = std::mem::take(&mut self.requests);
-        for request in &mut requests {
-            request.position = match &request.kind {
-                Kind::Send(message) => self.encode_message(log, message, &[], None, 0, false),
-                Kind::Half(message, half) => {
-                    let half = half.borrow(py);
-                    let tail = half_tail(half.key_bytes(), &half.topic.text, half.queue_id);
-                    let position = self.encode_message(log, message, &tail, None, 0, true);
-                    // The sender expects the queue that it asked for.
-                    Position {
-                        queue_id: half.queue_id,
-                        ..position
-                    }
-                }
-                Kind::End(ending) => self.encode_ending(py, log, ending),
-            };
-        }
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            for request in &mut requests {
+                request.position = self.encode_request(py, log, request);
+            }
+        }));
+        // After a panic too: `cancel` and `requests` need them.
         self.requests = requests;
+        result.unwrap_or_else(|panic| resume_unwind(panic));
+    }
+
+    fn encode_request(
+        &mut self,
+        py: Python<'_>,
+        log: &mut LogEncoder,
+        request: &Request,
+    ) -> Position {
+        match &request.kind {
+            Kind::Send(message) => self.encode_message(log, message, &[], None, 0, false),
+            Kind::Half(message, half) => {
+                let half = half.borrow(py);
+                let tail = half_tail(half.key_bytes(), &half.topic.text, half.queue_id);
+                let position = self.encode_message(log, message, &tail, None, 0, true);
+                // The sender expects the queue that it asked for.
+                Position {
+                    queue_id: half.queue_id,
+                    ..position
+                }
+            }
+            Kind::End(ending) => self.encode_ending(py, log, ending),
+        }
     }
 
     /// Encode the final of a commit, and the op. Return the position of the final.

@@ -15,7 +15,7 @@ mod response;
 use pyo3::prelude::*;
 
 #[pymodule]
-mod escrowmq_native {
+pub mod escrowmq_native {
 
     /// escrowmq uses this module only if both have the same number; see escrowmq/native.py.
     #[pymodule_export]

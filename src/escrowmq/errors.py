@@ -53,6 +53,7 @@ EscrowError
   CommitUnknown            it is unknown whether the database has committed; check-back finds out
   WriterFenced             a newer run of the writer has registered, or the batch is decided
   ReconcileFailed          a ledger, database or query cannot be read for reconciliation
+  NativePanic              the native module found a bug in itself; its state is not known
   CallbackFailed           a function of the application raised what would end the event loop
   Rollback                 raised by users to roll back a transaction
 
@@ -72,6 +73,10 @@ _SYSTEM_ERROR: Final = 1
 # NO_BUYER_ID, NOT_IN_CURRENT_UNIT and GO_AWAY. This module is below `remoting`, so it cannot use
 # the enum.
 _RETRIABLE_CODES: Final = frozenset((_SYSTEM_ERROR, 2, 14, 16, 17, 204, 205, 1500))
+
+
+# Of the type of a panic, which has no other public name.
+_PANIC_MODULE: Final = "pyo3_runtime"
 
 
 class EscrowError(Exception):
@@ -393,6 +398,25 @@ class CommitUnknown(EscrowError):
     """
 
     may_have_happened = True
+
+
+class NativePanic(EscrowError):
+    """The native module panicked: it has a bug, and may have stopped in the middle of a change."""
+
+    may_have_happened = True
+
+
+def panic_as_exception(error: BaseException) -> Exception:
+    """Return what a call of the native module raised as an Exception.
+
+    A panic is a BaseException, which no `except Exception` catches. Raise `error` itself if it is
+    neither: then it is meant to end the process.
+    """
+    if isinstance(error, Exception):
+        return error
+    if type(error).__module__ != _PANIC_MODULE:
+        raise error
+    return NativePanic(f"the native module panicked: {error}")
 
 
 class CallbackFailed(EscrowError):

@@ -1,4 +1,4 @@
-"""The command line of a chaos run; `make chaos MINUTES=… SEED=… KILLS=… FLUSH=…` calls it."""
+"""The command line of a chaos run, which `make chaos` calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ def main() -> int:
         default="seed",
         help="the flush mode; `seed` lets the seed choose, `both` runs once in each [seed]",
     )
+    parser.add_argument(
+        "--request-path",
+        choices=["seed", "native", "python"],
+        default="seed",
+        help="how the broker handles requests; `seed` lets the seed choose [seed]",
+    )
     arguments = parser.parse_args()
+    request_path = "" if arguments.request_path == "seed" else arguments.request_path
     seed = random.randrange(10_000) if arguments.seed is None else arguments.seed
     print_progress(f"seed {seed}")
     logging.getLogger("escrowmq").setLevel(logging.CRITICAL)  # the clients log every fault
@@ -43,6 +50,7 @@ def main() -> int:
                     seconds=arguments.minutes * 60,
                     seed=seed,
                     flush_mode=_FLUSH_MODES.get(mode, ""),
+                    request_path=request_path,
                     kills=arguments.kills,
                 )
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from escrowmq.native import SWITCH, load_native
 from tests.chaos import actors
 from tests.chaos.actors import (
     CONSUMED,
@@ -47,6 +48,7 @@ class Report:
 
     seed: int
     flush_mode: str
+    request_path: str
     seconds: float  # duration of the faults
     ledger: Ledger
     fault_counts: Counter[str]
@@ -58,7 +60,8 @@ class Report:
     def __str__(self) -> str:
         fates = ", ".join(f"{self.ledger.count(fate)} {fate.value}" for fate in Fate)
         lines = [
-            f"seed {self.seed}, {self.flush_mode}, {self.seconds:.0f} s of faults",
+            f"seed {self.seed}, {self.flush_mode}, {self.request_path} path, "
+            f"{self.seconds:.0f} s of faults",
             "done: "
             + ", ".join(f"{count} x {name}" for name, count in self.fault_counts.most_common()),
             f"connections reset: {self.reset_count}",
@@ -106,15 +109,28 @@ def conf(flush_mode: str, metrics_port: int) -> dict[str, object]:
 
 
 async def run(
-    directory: Path, *, seconds: float, seed: int, flush_mode: str = "", kills: int = 0
+    directory: Path,
+    *,
+    seconds: float,
+    seed: int,
+    flush_mode: str = "",
+    request_path: str = "",
+    kills: int = 0,
 ) -> Report:
     """Run with faults for `seconds`, or with this number of kills, and check every message.
 
-    `flush_mode`: SYNC_FLUSH or ASYNC_FLUSH; by default the seed chooses one of them.
+    `flush_mode`: SYNC_FLUSH or ASYNC_FLUSH. `request_path`: native or python. By default the seed
+    chooses: of four seeds that follow each other, each has another combination.
     """
     flush_mode = flush_mode or ("SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH")
+    request_path = request_path or ("python" if seed // 2 % 2 else "native")
+    if load_native({}).module is None:
+        request_path = "python"
+    environment = {SWITCH: "0" if request_path == "python" else "1"}
     [metrics_port] = free_ports(1)
-    served = Server(directory, conf=conf(flush_mode, metrics_port), wait_s=60)
+    served = Server(
+        directory, conf=conf(flush_mode, metrics_port), wait_s=60, environment=environment
+    )
     ledger = Ledger()
     minutes = seconds / 60 + kills / 10
     with SmallDisk(served.data, mib=192 + int(minutes * 64)) as disk, served:
@@ -155,6 +171,7 @@ async def run(
     return Report(
         seed,
         flush_mode,
+        request_path,
         fault_seconds,
         ledger,
         faults.counts,

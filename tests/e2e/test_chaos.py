@@ -15,7 +15,7 @@ from tests.interop.records import Record
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("seed", "seconds"),
-    [(4, 12), *(pytest.param(seed, 20, marks=pytest.mark.nightly) for seed in (4, 5))],
+    [(4, 12), *(pytest.param(seed, 20, marks=pytest.mark.nightly) for seed in (4, 5, 6, 7))],
 )
 async def test_every_message_is_accounted_for(tmp_path: Path, seed: int, seconds: float) -> None:
     report = await run(tmp_path, seconds=seconds, seed=seed)

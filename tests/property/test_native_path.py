@@ -15,13 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from escrowmq.broker.native_requests import SHARE_REQUESTS_MAX
 from escrowmq.config import TransactionConfig
 from escrowmq.errors import FlushTimeout, StoreFailed
 from escrowmq.native import load_native
 from escrowmq.remoting.codes import JSON
 from escrowmq.remoting.frame import encode_frame
 from tests.support.path_pair import CONFIG, CONNECTIONS, PathPair
-from tests.support.request_bytes import SEND_V2, RequestGenerator, request_bytes, send_fields
+from tests.support.request_bytes import (
+    SEND_V2,
+    RequestGenerator,
+    message_properties,
+    request_bytes,
+    send_fields,
+)
 from tests.support.request_signing import OTHER_RULES, RULES, RequestSigner
 
 pytestmark = pytest.mark.skipif(
@@ -287,6 +294,26 @@ def test_a_send_with_an_invalid_escape_stores_nothing(valid: str, invalid: str) 
         paths.pair.receive(0, encode_frame(JSON, header.encode(), b""))
         paths.pair.end_turn()
         assert paths.pair.native.store.end == log_end
+
+    asyncio.run(run())
+
+
+def test_a_connection_has_its_share_of_a_turn_in_the_native_path() -> None:
+    async def run() -> None:
+        paths = PathRun(6, is_sync=False, limits=None)
+        sends = [
+            request_bytes(
+                SEND_V2, send_fields(i=message_properties(UNIQ_KEY=f"K{number}")), opaque=number
+            )
+            for number in range(SHARE_REQUESTS_MAX + 10)
+        ]
+        paths.pair.receive(0, b"".join(sends))
+        while len(paths.pair.end_turn()[0]):
+            pass
+        native = paths.pair.native.broker
+        assert native.native_requests is not None
+        assert native.native_requests.count == SHARE_REQUESTS_MAX
+        assert native.counters.requests[SEND_V2] == len(sends)
 
     asyncio.run(run())
 

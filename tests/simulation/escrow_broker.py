@@ -72,6 +72,7 @@ class BrokerProcess:
         self.clock = clock
         self.settings = settings
         self.endpoints: dict[Endpoint, None] = {}
+        self._chunks: dict[Endpoint, bytes] = {}  # received in this turn, for the native path
         self._flush_waiters: deque[tuple[int, Callable[[StoreError | None], None]]] = deque()
         self._flush: LogFlush | None = None
         self._checkpoint: CheckpointJob | None = None
@@ -114,6 +115,23 @@ class BrokerProcess:
 
     def received(self, end: Endpoint, data: bytes) -> None:
         self.endpoints[end] = None
+        if self.broker.native_requests is None:
+            self._handle(end, data)
+        else:
+            self._chunks[end] = self._chunks.get(end, b"") + data
+
+    def _handle_chunks(self) -> None:
+        """Let the native path handle what it can, as the server does at the end of a turn."""
+        if self.broker.native_requests is None:
+            return
+        received, self._chunks = self._chunks, {}
+        endpoints = list(received)
+        # The network delivers whole frames, so no frame is incomplete.
+        chunks = [(end, end.peer_host, b"", data) for end, data in received.items()]
+        for index, rest, _ in self.broker.native_requests.handle(list(chunks), self.now_ms()):
+            self._handle(endpoints[index], rest)
+
+    def _handle(self, end: Endpoint, data: bytes) -> None:
         for event in end.events(data):
             if isinstance(event, Request):
                 finish(self.broker.handle(end, event, self.now_ms()))
@@ -125,6 +143,7 @@ class BrokerProcess:
         self.broker.channel_closed(end)
 
     def end_turn(self) -> None:
+        self._handle_chunks()
         self.broker.end_turn(self.now_ms())
         self._flush_endpoints()
 

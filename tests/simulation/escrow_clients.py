@@ -32,7 +32,7 @@ from escrowmq.remoting.headers import (
     PullMessage,
     RegisterWriter,
     ResumeTransaction,
-    SendMessage,
+    SendMessageV2,
     SettleTransaction,
     WriterHeader,
 )
@@ -193,7 +193,7 @@ class Client:
         size: int = 20,
     ) -> None:
         topic, queue_id = message.queue
-        fields = SendMessage(
+        fields = SendMessageV2(
             producer_group=GROUP,
             topic=topic,
             default_topic="TBW102",
@@ -214,7 +214,7 @@ class Client:
         body = f"{message.key} ".encode().ljust(size, b".")
         self.start_request(
             PendingRequest(
-                RequestCode.SEND_MESSAGE, fields, body, on_response, on_failure, attempts_left=6
+                RequestCode.SEND_MESSAGE_V2, fields, body, on_response, on_failure, attempts_left=6
             )
         )
 
@@ -347,7 +347,7 @@ class Producer(Client):
         """Begin a transaction with `count` messages. Return its name."""
         transaction = self.simulation.new_name(self.name)
         messages = [
-            Message(f"{transaction}.{number}", QUEUES[number % len(QUEUES)], transaction)
+            Message(f"{transaction}m{number}", QUEUES[number % len(QUEUES)], transaction)
             for number in range(count)
         ]
         self.simulation.model.add(messages)
@@ -469,7 +469,7 @@ class WriterDriver(Client):
             name = self.simulation.new_name(self.name)
             messages = [
                 Message(
-                    f"{name}.{number}",
+                    f"{name}m{number}",
                     rng.choice(QUEUES),
                     writer=self.writer,
                     batch=batch,

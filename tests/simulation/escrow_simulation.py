@@ -90,8 +90,9 @@ class Simulation:
     # --- for clients -----------------------------------------------------------------------------
 
     def new_name(self, prefix: str) -> str:
+        """Return a name of letters and digits, as the keys of real clients are."""
         self._name_count += 1
-        return f"{prefix}-{self._name_count}"
+        return f"{prefix}n{self._name_count}"
 
     def connect(self, client: Client) -> Endpoint | None:
         if self.process is None:
@@ -132,6 +133,10 @@ class Simulation:
                 self.model.check_visible(self.process)
             except PowerCut:  # a read opens files, and the power may fail at any call
                 self.power_cut()
+            except (StoreError, MemoryError):
+                if self.disk.calls != self.disk.fail_at:
+                    raise
+                # The fault has met this check. The next step makes it again.
         assert not self.traceback_collector.tracebacks, self.traceback_collector.tracebacks[0]
 
     def attempt(self, step: Callable[[], None]) -> None:

@@ -101,8 +101,11 @@ def run_scenario(survival: Survival = "none", power_cut_at: int | None = None) -
 
 
 @functools.cache
-def calls_to_cut(survival: Survival) -> list[int]:
-    """Return the numbers of the disk calls of the scenario at which to cut the power."""
+def calls_to_cut(survival: Survival, request_path: str) -> list[int]:
+    """Return the numbers of the disk calls of the scenario at which to cut the power.
+
+    `request_path` is that of the test, and only distinguishes the results.
+    """
     with Simulation(SEED) as simulation:
         simulation.checks_disk = False
         for _ in scenario(simulation):
@@ -114,7 +117,8 @@ def calls_to_cut(survival: Survival) -> list[int]:
     return calls[:: STRIDES.get(survival, 1)]
 
 
-def test_the_scenario_covers_all_kinds_of_decisions() -> None:
+@pytest.mark.both_paths
+def test_the_scenario_covers_all_kinds_of_decisions(request_path: str) -> None:
     simulation = run_scenario()
     model = simulation.model
     assert sorted(set(model.reported_states.values())) == ["committed", "rolled_back"]
@@ -123,14 +127,17 @@ def test_the_scenario_covers_all_kinds_of_decisions() -> None:
     assert len(model.winners) >= 2
     assert simulation.process is not None
     assert simulation.process.store.begin > 0, "no segment has expired"
-    assert len(calls_to_cut("mixed")) > 150
+    assert len(calls_to_cut("mixed", request_path)) > 150
 
 
 @pytest.mark.slow
+@pytest.mark.both_paths
 @pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.parametrize("survival", SURVIVALS)
-def test_a_power_cut_at_any_write_or_flush_loses_nothing(survival: Survival, block: int) -> None:
-    for call in calls_to_cut(survival)[block::BLOCKS]:
+def test_a_power_cut_at_any_write_or_flush_loses_nothing(
+    survival: Survival, block: int, request_path: str
+) -> None:
+    for call in calls_to_cut(survival, request_path)[block::BLOCKS]:
         try:
             run_scenario(survival, power_cut_at=call)
         except AssertionError as error:

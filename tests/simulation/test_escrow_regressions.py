@@ -10,6 +10,8 @@ from tests.simulation.escrow_broker import ESCROW, BrokerProcess
 from tests.simulation.escrow_model import check_disk
 from tests.simulation.escrow_simulation import Simulation
 
+pytestmark = pytest.mark.both_paths
+
 
 def running_process(simulation: Simulation) -> BrokerProcess:
     assert simulation.process is not None
@@ -43,10 +45,10 @@ def park_without_verdict(simulation: Simulation, checks: int) -> str:
     transaction = producer.begin(end_mode="never")
     for _ in range(300):
         simulation.step()
-        if simulation.model.check_counts[f"{transaction}.0"] == checks:
+        if simulation.model.check_counts[f"{transaction}m0"] == checks:
             break
     running_process(simulation).flush()
-    return f"{transaction}.0"
+    return f"{transaction}m0"
 
 
 def test_checks_before_a_move_still_count() -> None:

@@ -27,6 +27,7 @@ print(simulation.model.reported_states, simulation.clock.now_ms())
 
 
 @pytest.mark.slow
+@pytest.mark.both_paths
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_a_random_simulation_violates_no_rule_of_the_model(block: int) -> None:
     seeds = list(range(SEEDS))[block::BLOCKS] if ONLY_SEED is None else [int(ONLY_SEED)]

@@ -44,6 +44,7 @@ def run_with_power_cut(power_cut_at: int) -> tuple[StoreRun, bool]:
 
 
 @pytest.mark.slow
+@pytest.mark.both_paths
 @pytest.mark.parametrize("survival", ["none", "all", "mixed"])
 def test_a_power_cut_at_any_call_loses_nothing_durable(survival: Survival) -> None:
     first, distance, mixtures = CALLS_TO_CUT[survival]

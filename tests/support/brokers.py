@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final
 
 from escrowmq.config import StoreConfig
+from escrowmq.native import SWITCH
 from escrowmq.store.check import CheckReport
 from tests.interop.remoting import RESPONSE, Client, Response
 from tests.support.ports import free_ports
@@ -188,7 +189,9 @@ class Server:
         """Start the process and wait until it is ready. Raises StartFailed."""
         assert self._process is None, "the server is already running"
         environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("ESCROWMQ_")
+            name: value
+            for name, value in os.environ.items()
+            if name == SWITCH or not name.startswith("ESCROWMQ_")
         }
         with (self.directory / "serve.err").open("wb") as errors:
             self._process = subprocess.Popen(

@@ -28,6 +28,7 @@ from escrowmq.native import NativePath, load_native
 from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.server.remoting_server import RemotingServer
 from escrowmq.server.server_connection import ServerConnection
+from escrowmq.store.columns import KeyColumns
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
 from tests.support.fake_transport import FakeTransport
@@ -156,6 +157,12 @@ class PathBroker:
             ],
             "log end": store.end,
             "entries": {queue: store.entries(*queue, 0, 1 << 30) for queue in queues},
+            "keys": sorted(
+                (hash_value, log_offset)
+                # Until a checkpoint, the keys of the whole run.
+                for keys in [KeyColumns.from_pending(store._index.pending)]
+                for hash_value, log_offset in zip(keys.hashes, keys.log_offsets, strict=True)
+            ),
             "halves": [
                 (
                     *half.group_topic_key,

@@ -17,6 +17,16 @@ told, verifies the signature.
 The batch of a turn is stored before the Python path handles what is left over. A connection whose
 request is not plain goes on in the Python path until the turn ends, so its requests keep their
 order.
+
+A bug in the native module raises, or panics, which is no Exception. What it costs depends on where:
+
+    read                 speed: the Python path handles the same bytes
+    encode               the requests of the batch, which are refused; nothing is stored
+    apply, cancel        the broker: the table of halves may be changed in part, so the store fails
+                         and the next start reads the log
+    responses            the responses of the batch: its requests are answered with SYSTEM_ERROR
+
+After a panic, the native path is not used any more.
 """
 
 from __future__ import annotations
@@ -40,6 +50,7 @@ from escrowmq.errors import (
     RecordNotFound,
     StoreError,
     StoreFailed,
+    panic_as_exception,
 )
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.message.keys import encode_host
@@ -75,6 +86,9 @@ Chunk = tuple[PlainChannel, bytes, bytes, bytes]
 # Index of the chunk, its remaining bytes, and whether they begin with a request that is not plain.
 # If they do not, they are the beginning of an incomplete frame.
 Leftover = tuple[int, bytes, bool]
+# Index of the chunk, request code, opaque, whether it is one-way, log offset, queue id and queue
+# offset of the message, and the transaction id of a half.
+RequestOutcome = tuple[int, int, int, bool, tuple[int, int, int], bytes | None]
 
 
 class NativeRequests:
@@ -190,11 +204,9 @@ class NativeRequests:
                 batch: Batch = self._requests.read(
                     chunks, now_ms, SHARE_REQUESTS_MAX, self._pulls.plan_version
                 )
-            except BaseException as error:  # a panic is no Exception
-                if isinstance(error, KeyboardInterrupt | SystemExit):
-                    raise
-                # Nothing is stored yet. A bug in the native module costs speed, and no request.
-                log.exception("the native path failed and is not used any more")
+            except BaseException as error:
+                # Nothing is stored yet, and `read` has undone what it had reserved.
+                self._log_failure("the native path failed and is not used any more", error)
                 self._has_failed = True
             else:
                 self._respond_to_pulls(batch, chunks)
@@ -225,25 +237,33 @@ class NativeRequests:
         except StoreError as error:
             self._refuse_all(batch, channels, error)
             return
-        except Exception as error:  # a bug must not leave clients without a response
-            log.exception("append failed requests=%d", len(batch))
-            self._refuse_all(batch, channels, StoreFailed(f"internal error: {error}"))
+        except BaseException as raised:  # a bug must not leave clients without a response
+            failure = self._log_failure("append failed", raised)
+            self._refuse_all(batch, channels, StoreFailed(f"internal error: {failure}"))
             return
         try:
             applied = batch.apply()
             self._coordinator.apply_native(applied)
-        except Exception as error:
+        except BaseException as raised:
             # The records are in the log, but memory does not know what they mean: see turn.py.
-            log.exception("stored records could not be applied requests=%d", len(batch))
-            self._store.fail(error)
+            self._store.fail(self._log_failure("stored records could not be applied", raised))
             self._respond_failure(batch, channels, ResponseCode.SYSTEM_ERROR)
             return
         try:
             self._count(batch, applied)
             self._pulls.batch_arrived(batch.queues, batch)
-        except Exception:
-            log.exception("stored records not announced requests=%d", len(batch))
+        except BaseException as raised:
+            self._log_failure("stored records not announced", raised)
         self._respond_when_durable(batch, channels, applied)
+
+    def _log_failure(self, event: str, raised: BaseException) -> Exception:
+        """Log a bug, and return it as an Exception. Use the native path no more if it panicked."""
+        error = panic_as_exception(raised)
+        log.error(event, exc_info=raised)
+        if error is not raised:
+            log.error("the native path panicked and is not used any more")
+            self._has_failed = True
+        return error
 
     def _count(self, batch: Batch, applied: Applied) -> None:
         counters = self._counters
@@ -266,8 +286,7 @@ class NativeRequests:
 
         def on_flushed(error: StoreError | None) -> None:
             if error is None:
-                for index, data in batch.responses():
-                    channels[index].write(data)
+                self._respond_success(batch, channels)
             else:
                 self._respond_failure(batch, channels, _response_code(error))
             counters.record_send_responses(plain_count, start_s)
@@ -277,9 +296,19 @@ class NativeRequests:
         else:
             self._when_flushed(self._store.end, on_flushed)
 
+    def _respond_success(self, batch: Batch, channels: list[PlainChannel]) -> None:
+        try:
+            responses = batch.responses()
+        except BaseException as raised:
+            self._log_failure("responses could not be encoded", raised)
+            self._respond_failure(batch, channels, ResponseCode.SYSTEM_ERROR)
+            return
+        for index, data in responses:
+            channels[index].write(data)
+
     def _respond_failure(self, batch: Batch, channels: list[PlainChannel], code: int) -> None:
         """Respond to requests whose records are in the log, but not as durable as they should."""
-        for index, request_code, opaque, is_oneway, position, key in batch.requests():
+        for index, request_code, opaque, is_oneway, position, key in self._requests_of(batch):
             channel = channels[index]
             request = _request(request_code, opaque, is_oneway=is_oneway)
             try:
@@ -295,9 +324,13 @@ class NativeRequests:
 
     def _refuse_all(self, batch: Batch, channels: list[PlainChannel], error: StoreError) -> None:
         """Undo a batch that could not be stored, and refuse its requests."""
-        batch.cancel()
+        try:
+            batch.cancel()
+        except BaseException as raised:
+            # Some keys may stay reserved and some halves undecidable: only a restart helps.
+            self._store.fail(self._log_failure("refused requests could not be undone", raised))
         code = _response_code(error)
-        for index, request_code, opaque, is_oneway, _, key in batch.requests():
+        for index, request_code, opaque, is_oneway, _, key in self._requests_of(batch):
             channel = channels[index]
             remark = str(error) if key is None else "the half message was not stored"
             if request_code == RequestCode.END_TRANSACTION:
@@ -310,6 +343,14 @@ class NativeRequests:
                 channel.respond(request, code=code, remark=remark)
             except Exception:
                 log.exception("request not responded to peer=%s", channel.address)
+
+    def _requests_of(self, batch: Batch) -> Sequence[RequestOutcome]:
+        try:
+            return batch.requests()
+        except BaseException as raised:
+            # These clients have to ask again. Those of other batches must not.
+            self._log_failure("requests not responded to", raised)
+            return ()
 
 
 def _batch_end(chunks: list[Chunk], begin: int) -> int:

@@ -23,7 +23,7 @@ import msgspec
 
 from escrowmq.broker.dispatch import Channel, respond_failure, response_code
 from escrowmq.broker.statistics import BrokerCounters
-from escrowmq.errors import RecordRefused, StoreError, StoreFailed
+from escrowmq.errors import RecordRefused, StoreError, StoreFailed, panic_as_exception
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.record import NewRecord
 from escrowmq.remoting.codes import ResponseCode
@@ -199,11 +199,12 @@ class Turn:
         try:
             for append in pending:
                 append.on_stored(results)
-        except Exception as error:
+        except BaseException as raised:  # a panic of the native table is no Exception
             # The records are in the log, but memory does not know what they mean: a decision could
             # be made twice. Only a restart reads the truth, so nothing more may be written.
+            failure = panic_as_exception(raised)
             log.exception("stored records could not be applied records=%d", len(records))
-            self._store.fail(error)
+            self._store.fail(failure)
             self._respond_all(sends, pending, results, ResponseCode.SYSTEM_ERROR)
             return
         try:

@@ -28,6 +28,7 @@ from escrowmq.errors import (
     StoreFailed,
     StoreFull,
     StoreUnavailable,
+    panic_as_exception,
 )
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import QUEUED_AND_KEYED, tags_and_keys
@@ -351,9 +352,10 @@ class MessageStore(StoreReader):
             for queue, entries in zip(queues, batch.entries, strict=True):
                 queue.add_entries(entries)
             self._apply_append(batch.last_record_offset, queues, [batch.take_keys()], stored_ms)
-        except Exception as error:  # a MemoryError
+        except BaseException as raised:  # a MemoryError, or a panic of the native module
+            error = panic_as_exception(raised)
             self.fail(error)
-            raise StoreFailed(f"the records are stored but not indexed: {error}") from error
+            raise StoreFailed(f"the records are stored but not indexed: {error}") from raised
 
     def _apply_append(
         self,

@@ -77,6 +77,7 @@ def check_queue(client: Client, sender: Sender) -> int:
     return len(bodies)
 
 
+@pytest.mark.both_paths
 def test_acknowledged_messages_survive_a_kill_without_duplicates(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
