@@ -67,7 +67,7 @@ SHARE_EVENTS_MAX = 64
 SHARE_S = 0.001
 # How long a turn accepts new requests, beside those of the plain path. A request that comes during
 # a turn waits for its end, so a turn is short: with 20 ms instead of 3, sixty connections that
-# pipeline pulls made turns of 22 ms of CPU time, and now 7 ms. The end of a turn costs about 0.1 ms.
+# pipeline pulls made turns of 22 ms of CPU time, and now 7 ms. The end of a turn costs 0.1 ms.
 TURN_S = 0.003
 # If many connections have requests in one turn they share its time equally, and each gets so much:
 # enough for one or two ordinary requests, so that a client which has no more is served at once.
