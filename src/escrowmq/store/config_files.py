@@ -25,6 +25,9 @@ from escrowmq.store.disk import Disk, read_file, replace_file
 
 CONFIG_DIRECTORY: Final = "config"
 CHECKSUM_FIELD: Final = "escrowChecksum"
+# Longer files are written without line breaks: to format offsets of ten thousand topics takes as
+# long as to encode them, on the event loop.
+FORMATTED_BYTES_MAX: Final = 1 << 20
 _MISSING: Final = "is missing"
 _CHECKSUM_DAMAGED: Final = "its checksum is damaged, but not its content"
 _CHECKSUM_LINE: Final = re.compile(rb'\{\n  "escrowChecksum": "([0-9a-f]{8})",\n')
@@ -209,10 +212,12 @@ def _checksum(body: bytes) -> bytes:
 
 def _encode(content: dict[str, Any]) -> bytes:
     """Return the text of a file, with its checksum as the first field."""
-    text = msgspec.json.format(msgspec.json.encode(content))
+    text = msgspec.json.encode(content)
+    if len(text) <= FORMATTED_BYTES_MAX:
+        text = msgspec.json.format(text)
     if not content:
         return text
-    body = text.removeprefix(b"{\n")
+    body = text.removeprefix(b"{").removeprefix(b"\n")
     return b'{\n  "%s": "%s",\n%s' % (CHECKSUM_FIELD.encode(), _checksum(body), body)
 
 
