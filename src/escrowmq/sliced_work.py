@@ -34,8 +34,9 @@ SlicedResult: TypeAlias = Generator[None, None, T]
 # How long the work of one owner goes on before the next one has its slice. A client that waits for
 # a response notices a few milliseconds; a slice costs the scheduler about a microsecond.
 SLICE_S: Final = 0.001
-# How long all slices of one turn take together. At least one slice is run.
-TURN_S: Final = 0.002
+# How long all slices of one turn take together. At least one slice is run, and new requests are
+# served between two turns.
+TURN_S: Final = 0.001
 
 
 class _OriginWork:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -51,12 +51,19 @@ from escrowmq.message.topic_config import (
     TopicConfig,
 )
 from escrowmq.remoting.codes import ResponseCode
-from escrowmq.store.config_files import ConfigFile, GroupConfig
+from escrowmq.store.config_files import (
+    REMOVED_TOPICS_KEY,
+    TOPIC_TABLE_KEY,
+    ConfigFile,
+    GroupConfig,
+    missing_topics,
+)
 from escrowmq.store.damage import DamageKind, DamageReports
 
 log = logging.getLogger(__name__)
 
 GROUP_NAME_LENGTH_MAX: Final = 120
+REMOVED_TOPICS_MAX: Final = 1_000  # names of deleted topics that are kept
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that an error repeats
 
 
@@ -94,7 +101,9 @@ class TopicTable:
         self._file = file
         self._config = config
         self._on_changed = on_changed
-        self._topics = file.entries("topicConfigTable", TopicConfig)
+        self._topics = file.entries(TOPIC_TABLE_KEY, TopicConfig)
+        # Topics that were deleted, the last ones; see REMOVED_TOPICS_KEY.
+        self._removed = dict.fromkeys(file.names(REMOVED_TOPICS_KEY))
         self.version: DataVersion = file.version()
         self.change_count = 0  # also of changes that were undone
         self.is_dirty = False
@@ -139,6 +148,7 @@ class TopicTable:
     def put(self, config: TopicConfig, *, now_ms: int) -> None:
         self._unsaved.setdefault(config.topic_name, self._topics.get(config.topic_name))
         self._topics[config.topic_name] = config
+        self._removed.pop(config.topic_name, None)
         self._update_queue_count(config)
         self._mark_changed(now_ms)
 
@@ -147,9 +157,16 @@ class TopicTable:
         if config is None:
             return False
         self._unsaved.setdefault(topic, config)
+        self._note_removed(topic)
         self.sendable_queue_counts.pop(topic, None)
         self._mark_changed(now_ms)
         return True
+
+    def _note_removed(self, topic: str) -> None:
+        self._removed.pop(topic, None)
+        self._removed[topic] = None
+        if len(self._removed) > REMOVED_TOPICS_MAX:
+            del self._removed[next(iter(self._removed))]
 
     def change_config(self, config: BrokerConfig, *, now_ms: int) -> None:
         self._config = config
@@ -229,7 +246,10 @@ class TopicTable:
     def save(self) -> None:
         """Save the table, durably. Raises StoreError."""
         self.is_file_uncertain = True
-        self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
+        tables: dict[str, Any] = {TOPIC_TABLE_KEY: self._topics, "dataVersion": self.version}
+        if self._removed or self._file.names(REMOVED_TOPICS_KEY):
+            tables[REMOVED_TOPICS_KEY] = list(self._removed)
+        self._file.save(**tables)
         self.is_dirty = self.is_file_uncertain = False
         self._unsaved.clear()
 
@@ -244,30 +264,36 @@ class TopicTable:
                 self._topics[name] = config
                 self._update_queue_count(config)
         self._unsaved.clear()
+        self._removed = dict.fromkeys(self._file.names(REMOVED_TOPICS_KEY))
         self.is_dirty = False
         self._on_changed()
 
     def restore_missing(self, queues: Iterable[tuple[str, int]], damage: DamageReports) -> None:
-        """Create the topics of queues that the table does not have, because its file was damaged.
+        """Report the topics of queues that the table does not have, and create them again.
 
-        Their settings are lost, except for the number of queues that have messages.
+        Its file was damaged, or somebody has put an older one back. Their settings are lost, except
+        for the number of queues that have messages. A file that this broker has not written is
+        believed: RocketMQ leaves queues of topics that it has deleted, and an operator may have
+        removed a topic from it. So such topics are reported once and stay deleted.
         """
-        if self._file.was_intact:
-            return
-        queue_counts: dict[str, int] = {}
-        for topic, queue_id in queues:
-            if topic not in self._topics:
-                queue_counts[topic] = max(queue_counts.get(topic, 0), queue_id + 1)
-        for topic, count in sorted(queue_counts.items()):
-            self._topics[topic] = _new_topic(topic, count, PERM_READ | PERM_WRITE)
-            self._update_queue_count(self._topics[topic])
+        is_restoring = self._file.has_checksum or not self._file.was_intact
+        for topic, count in missing_topics(self._file, queues).items():
+            if topic in self._topics:
+                continue  # a system topic, created just now
             self.is_dirty = True
+            description = f"topic {topic} has messages but was not in the table; "
+            if is_restoring:
+                self._topics[topic] = _new_topic(topic, count, PERM_READ | PERM_WRITE)
+                self._update_queue_count(self._topics[topic])
+                description += f"it was created again with {count} queues and default settings"
+            else:
+                self._note_removed(topic)
+                description += (
+                    "the file was not written by this broker, so the topic counts as deleted; "
+                    f"create it with {count} queues to read them"
+                )
             damage.add(
-                DamageKind.CONFIG,
-                "config/topics.json",
-                f"topic {topic} has messages but was not in the table; it was created again with "
-                f"{count} queues and default settings",
-                is_repaired=True,
+                DamageKind.CONFIG, "config/topics.json", description, is_repaired=is_restoring
             )
 
     def _update_all_queue_counts(self) -> None:

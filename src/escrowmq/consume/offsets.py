@@ -8,8 +8,9 @@ every pair of a group and a queue, so the number of offsets is limited.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -18,13 +19,7 @@ from escrowmq.message.record import QueueOffset
 
 OFFSETS_MAX: Final = 200_000
 _SEPARATOR = "@"  # neither topics nor groups may contain it
-
-
-class _Offsets(NamedTuple):
-    """The offsets of one group in one topic; None if there are none."""
-
-    queues: dict[int, int] | None
-    resets: dict[int, QueueOffset] | None
+_Resets = dict[int, QueueOffset]
 
 
 class ConsumerOffsets:
@@ -45,9 +40,9 @@ class ConsumerOffsets:
         self.refused = 0  # commits, because there are too many offsets
         self._table: dict[str, dict[int, int]] = {}
         self._topics: dict[str, set[str]] = {}  # by group
-        self._resets: dict[str, dict[int, QueueOffset]] = {}  # with the keys of the table
-        # What is changed since `begin_changes`, by topic and group, as it was before.
-        self._before: dict[tuple[str, str], _Offsets] | None = None
+        self._resets: dict[str, _Resets] = {}  # with the keys of the table
+        # Functions that undo each change since `begin_changes`, to be called in reverse.
+        self._undo_steps: list[Callable[[], None]] | None = None
         for key, queues in (table or {}).items():
             topic, separator, group = key.partition(_SEPARATOR)
             self._table[key] = dict(queues)
@@ -72,32 +67,30 @@ class ConsumerOffsets:
 
         No offset may be committed in between.
         """
-        self._before = {}
+        self._undo_steps = []
 
     def end_changes(self, *, is_kept: bool) -> None:
         """Keep what was changed since `begin_changes`, or undo it because it was not saved."""
-        before, self._before = self._before or {}, None
+        steps, self._undo_steps = self._undo_steps or [], None
         if is_kept:
             return
-        for (topic, group), offsets in before.items():
-            key = topic + _SEPARATOR + group
-            if key in self._table:
-                self._drop(topic, group)
-            if offsets.queues is not None:
-                self._table[key] = offsets.queues
-                self._count += len(offsets.queues)
-                self._topics.setdefault(group, set()).add(topic)
-            if offsets.resets is not None:
-                self._resets[key] = offsets.resets
+        for undo in reversed(steps):
+            undo()
         self.version += 1  # the file may have what is undone here, so it has to be saved again
 
-    def _note_change(self, topic: str, group: str, key: str) -> None:
-        assert self._before is not None
-        if (topic, group) not in self._before:
-            queues, resets = self._table.get(key), self._resets.get(key)
-            self._before[topic, group] = _Offsets(
-                None if queues is None else dict(queues), None if resets is None else dict(resets)
-            )
+    def _restore(
+        self, topic: str, group: str, queues: dict[int, int] | None, resets: _Resets | None
+    ) -> None:
+        """Set the offsets of a group in a topic to what they were; None if there were none."""
+        key = topic + _SEPARATOR + group
+        if key in self._table:
+            self._drop(topic, group)
+        if queues is not None:
+            self._table[key] = queues
+            self._count += len(queues)
+            self._topics.setdefault(group, set()).add(topic)
+        if resets is not None:
+            self._resets[key] = resets
 
     def commit(self, topic: str, group: str, queue_id: int, queue_offset: int) -> bool:
         """Store an offset. Return whether it was accepted.
@@ -145,13 +138,49 @@ class ConsumerOffsets:
         """Return the groups that have committed offsets for a topic, sorted."""
         return sorted(group for group, topics in self._topics.items() if topic in topics)
 
-    def clone(self, topic: str, from_group: str, to_group: str) -> None:
-        """Copy the offsets of one group to another."""
-        self._put_all(topic, to_group, self._table.get(topic + _SEPARATOR + from_group, {}))
+    def put_topics(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
+        """Set offsets of a group in many topics, at once; `offsets` has them by topic and queue."""
+        table, suffix = self._table, _SEPARATOR + group
+        before = {topic: table.get(topic + suffix) for topic in offsets}
+        resets = {
+            topic: dict(self._resets[topic + suffix])
+            for topic in offsets
+            if self._resets and topic + suffix in self._resets
+        }
+        for topic, queues in offsets.items():
+            # A new dict, so that `before` keeps what there was.
+            table[topic + suffix] = {**(before[topic] or {}), **queues}
+            self._count += len(table[topic + suffix]) - len(before[topic] or ())
+        if offsets:
+            self._topics.setdefault(group, set()).update(offsets)
+            self.version += 1
+
+        def undo() -> None:
+            for topic, queues in before.items():
+                self._restore(topic, group, queues, resets.get(topic))
+
+        if self._undo_steps is not None:
+            self._undo_steps.append(undo)
 
     def remove_group(self, group: str) -> None:
-        for topic in self.topics_of(group):
-            self._drop(topic, group)
+        """Remove all offsets of a group, at once: it may have offsets of ten thousand topics."""
+        topics = self._topics.pop(group, None)
+        if not topics:
+            return
+        take, suffix = self._table.pop, _SEPARATOR + group
+        removed = {topic: take(topic + suffix) for topic in topics}
+        removed_resets = {}
+        if self._resets:
+            removed_resets = {topic: self._resets.pop(topic + suffix, None) for topic in topics}
+        self._count -= _count_offsets(removed)
+        self.version += 1
+
+        def undo() -> None:
+            for topic, queues in removed.items():
+                self._restore(topic, group, queues, removed_resets.get(topic))
+
+        if self._undo_steps is not None:
+            self._undo_steps.append(undo)
 
     def remove_topic(self, topic: str) -> None:
         for group in self.groups_of(topic):
@@ -201,8 +230,17 @@ class ConsumerOffsets:
         if not offsets:
             return
         key = topic + _SEPARATOR + group
-        if self._before is not None:
-            self._note_change(topic, group, key)
+        if self._undo_steps is not None:
+            queues, resets = self._table.get(key), self._resets.get(key)
+            self._undo_steps.append(
+                partial(
+                    self._restore,
+                    topic,
+                    group,
+                    None if queues is None else dict(queues),
+                    None if resets is None else dict(resets),
+                )
+            )
         queues = self._table.setdefault(key, {})
         before = len(queues)
         # The cursors of transactions are set every second, and rarely change.
@@ -214,10 +252,10 @@ class ConsumerOffsets:
 
     def _drop(self, topic: str, group: str) -> None:
         key = topic + _SEPARATOR + group
-        if self._before is not None:
-            self._note_change(topic, group, key)
-        self._count -= len(self._table.pop(key))
-        self._resets.pop(key, None)
+        queues, resets = self._table.pop(key), self._resets.pop(key, None)
+        if self._undo_steps is not None:
+            self._undo_steps.append(partial(self._restore, topic, group, queues, resets))
+        self._count -= len(queues)
         topics = self._topics[group]
         topics.discard(topic)
         if not topics:

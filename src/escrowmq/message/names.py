@@ -27,6 +27,8 @@ JOURNAL_TOPIC: Final = "ESCROW_JOURNAL"  # checks and their results
 DECISION_TOPIC: Final = "ESCROW_DECISION"  # decisions over many halves
 DELIVERY_TOPIC: Final = "ESCROW_DELIVERY"  # which delayed messages are delivered
 
+# RocketMQ's light queues. The entries of such a queue refer to records of other topics.
+LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 GROUP_TOPIC_PREFIXES: Final = (RETRY_PREFIX, DLQ_PREFIX)

@@ -199,16 +199,19 @@ def encode_list_in_slices(
 
     A list may have a hundred thousand items, so each is encoded by itself.
     """
-    entries = []
+    # Not a list of entries: to join and free a hundred thousand of them takes 20 ms, in one step.
+    entries = bytearray()
     for item in items:
         entry = _encode(item)
         reserve(len(entry) + 1)
-        entries.append(entry)
+        if entries:
+            entries += b","
+        entries += entry
         yield
     # A text cannot contain the list: the quotes in it are escaped.
     before, empty, after = encode_body(body).partition(b'"%b":[]' % name.encode())
     assert empty, f"{type(body).__name__} has no empty list {name}"
-    return b'%b"%b":[%b]%b' % (before, name.encode(), b",".join(entries), after)
+    return b'%b"%b":[%b]%b' % (before, name.encode(), bytes(entries), after)
 
 
 # A string is matched as a whole; an object that is followed by a colon is a key.

@@ -56,6 +56,9 @@ TURN_RESPONSE_BYTES_MAX = 1024 * 1024
 # bytes each, with TLS 50,300 without portions; tests/e2e/broker/test_greedy_clients.py repeats it.
 CONNECTION_BYTES = 8 * 1024
 IPV4_HOST_BYTES = 8
+# A chunk as long as this means that more bytes wait in the socket. They are read in the next turn:
+# the event loop would read up to 32 such chunks of one connection before it serves another one.
+LONG_CHUNK_BYTES = 128 * 1024
 PLAIN_FRAME_BYTES_MAX = 64 * 1024  # longer frames are not plain
 TLS_CONNECTION_BYTES = 160 * 1024
 # Of a call that waits for a client, with the request that is responded to afterwards. Measured on
@@ -85,6 +88,7 @@ class ServerConnection(asyncio.Protocol):
         self._unsent_bytes = 0
         self._is_write_paused = False
         self._is_held = False
+        self._has_read_enough = False  # in this turn
         self._closes_when_sent = False  # nothing more is read, and responses are sent to the end
         self._is_silent = True  # no complete request has arrived yet
         self._has_account = False
@@ -132,6 +136,10 @@ class ServerConnection(asyncio.Protocol):
         server = self._server
         if self._closes_when_sent:
             return  # received before reading could be paused
+        if len(data) >= LONG_CHUNK_BYTES and not self._has_read_enough:
+            self._has_read_enough = True
+            self._update_reading()
+            server.pause_for_turn(self)
         # Behind a request of this turn that was not plain, nothing is: the order is kept.
         is_behind_other = self.turn_number == server.turn_number or self._has_waiting_events
         if self._can_be_plain and not is_behind_other:
@@ -139,6 +147,11 @@ class ServerConnection(asyncio.Protocol):
             self.last_active_s = server.turn_start_s
         else:
             self._receive(self.take_incomplete() + data)
+
+    def turn_ended(self) -> None:
+        """Read again after a long chunk."""
+        self._has_read_enough = False
+        self._update_reading()
 
     def take_incomplete(self) -> bytes:
         """Remove and return the beginning of a frame that the last chunk of this turn cut."""
@@ -290,7 +303,11 @@ class ServerConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         should_read = not (
-            self._closes_when_sent or self._is_held or self._has_waiting_events or self.is_congested
+            self._closes_when_sent
+            or self._is_held
+            or self._has_read_enough
+            or self._has_waiting_events
+            or self.is_congested
         )
         if should_read and not transport.is_reading():
             transport.resume_reading()

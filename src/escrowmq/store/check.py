@@ -10,11 +10,13 @@ the number of queues, not with the number of records.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreDamaged, StoreError, StoreFailed
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
+from escrowmq.message.names import is_system_topic
 from escrowmq.store.check_indexes import IndexCheck, QueueCheck
 from escrowmq.store.check_log import (
     CheckReport,
@@ -27,7 +29,13 @@ from escrowmq.store.check_log import (
 from escrowmq.store.checkpoint import CHECKPOINT_PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH, has_right_checksum
 from escrowmq.store.commit_log import LOG_DIRECTORY as LOG_DIRECTORY
-from escrowmq.store.config_files import CONFIG_DIRECTORY, DeletedTopics, config_problems
+from escrowmq.store.config_files import (
+    CONFIG_DIRECTORY,
+    DeletedTopics,
+    config_problems,
+    missing_topics,
+    topics_file,
+)
 from escrowmq.store.disk import Disk, Lock, read_file, read_what_is_left
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
@@ -104,6 +112,7 @@ def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
             index.close()
     _check_checkpoints(disk, shutdown, queues, log.end, findings)
     _check_config(disk, findings)
+    _check_topics(disk, queues.names(), deleted_topics, findings)
     _check_snapshots(disk, findings)
     if not shutdown.was_clean:
         findings.add_note(ABORT_PATH, None, "the store was not closed: the next start recovers it")
@@ -215,6 +224,32 @@ def _check_config(disk: Disk, findings: Findings) -> None:
             findings.add_note(path, None, f"{problem}; its .bak is valid and is read instead")
         elif copy_problem:
             findings.add_note(path + ".bak", None, f"{copy_problem}; the file itself is valid")
+
+
+def _check_topics(
+    disk: Disk,
+    queues: Iterable[tuple[str, int]],
+    deleted_topics: DeletedTopics | None,
+    findings: Findings,
+) -> None:
+    """Find topics that have queues and are not in the table, because its file is too old."""
+    try:
+        file = topics_file(disk)
+        missing = missing_topics(file, queues)
+    except StoreDamaged:
+        return  # `_check_config` reports it
+    if not file.content:
+        return  # no broker has started here, or the next start restores all topics
+    for topic, count in missing.items():
+        if is_system_topic(topic) or (deleted_topics is not None and topic in deleted_topics):
+            continue
+        description = f"topic {topic} is not in the table but has {count} queues: "
+        description += (
+            "the next start creates it again with default settings"
+            if file.has_checksum or not file.was_intact
+            else "it cannot be read unless it is created"
+        )
+        findings.add_note(f"{CONFIG_DIRECTORY}/topics.json", None, description)
 
 
 def _check_snapshots(disk: Disk, findings: Findings) -> None:

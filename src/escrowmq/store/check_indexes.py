@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from escrowmq.config import StoreConfig
 from escrowmq.message.keys import has_keys
-from escrowmq.message.names import SCHEDULE_TOPIC, TAGS
+from escrowmq.message.names import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC, TAGS
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import INNER_BATCH, NEED_UNWRAP, StoredRecord
 from escrowmq.store.check_log import Findings, LogCheck, Severity, ShutdownState
@@ -38,9 +38,6 @@ from escrowmq.store.disk import BufferedFiles, Disk
 from escrowmq.store.key_index import HEADER, INDEX_DIRECTORY, INDEX_ENTRY, SLOT, IndexFile
 from escrowmq.store.log_files import file_size, first_nonzero, most_common_size
 
-_LIGHT_QUEUE_PREFIX: Final = (
-    "%LMQ%"  # RocketMQ's light queues: their entries refer to records of other topics
-)
 _FULL_SCAN_BYTES: Final = 64 << 10
 _FIELDS: Final = ("log offset", "size", "tags code")
 
@@ -264,6 +261,10 @@ class QueueCheck:
                 *queue.locate(first), f"{entries}, but the log has the records"
             )
 
+    def names(self) -> list[tuple[str, int]]:
+        """Return topic and queue id of each queue that has files or records."""
+        return list(self._queues)
+
     # --- files ---------------------------------------------------------------------------------
 
     def _open(self, disk: Disk) -> None:
@@ -271,7 +272,7 @@ class QueueCheck:
         directories = {
             (topic, queue_id): f"{QUEUE_DIRECTORY}/{topic}/{queue_id}"
             for topic, queue_id in queues
-            if not topic.startswith(_LIGHT_QUEUE_PREFIX)
+            if not topic.startswith(LIGHT_QUEUE_PREFIX)
         }
         if len(directories) < len(queues):
             skipped = len(queues) - len(directories)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from escrowmq.errors import ProtocolError, StoreDamaged, StoreError
+from escrowmq.message.names import LIGHT_QUEUE_PREFIX
 from escrowmq.message.record import crc32
 from escrowmq.message.topic_config import ConfigEntry, DataVersion
 from escrowmq.parsing import parse_lenient_json
@@ -25,6 +27,9 @@ from escrowmq.store.disk import Disk, read_file, replace_file
 
 CONFIG_DIRECTORY: Final = "config"
 CHECKSUM_FIELD: Final = "escrowChecksum"
+# Longer files are written without line breaks: to format offsets of ten thousand topics takes as
+# long as to encode them, on the event loop.
+FORMATTED_BYTES_MAX: Final = 1 << 20
 _MISSING: Final = "is missing"
 _CHECKSUM_DAMAGED: Final = "its checksum is damaged, but not its content"
 _CHECKSUM_LINE: Final = re.compile(rb'\{\n  "escrowChecksum": "([0-9a-f]{8})",\n')
@@ -71,6 +76,7 @@ class ConfigFile:
         self._damage = damage
         # False if the file itself was missing or damaged: what is in its copy may be older.
         self.was_intact = True
+        self.has_checksum = False  # this broker has written the file, and nobody has edited it
         self.content = self._load()
 
     def version(self) -> DataVersion:
@@ -91,6 +97,9 @@ class ConfigFile:
 
     def offsets(self, key: str = "offsetTable") -> OffsetTable:
         return _convert(self.table(key), OffsetTable, self._path)
+
+    def names(self, key: str) -> list[str]:
+        return _convert(self.content.get(key) or [], list[str], self._path)
 
     def int_keys(self, key: str = "offsetTable") -> dict[int, int]:
         return _convert(self.table(key), dict[int, int], self._path)
@@ -116,6 +125,7 @@ class ConfigFile:
     def _load(self) -> dict[str, Any]:
         disk, path = self._disk, self._path
         main, copy = _ConfigText.read(disk, path), _ConfigText.read(disk, path + ".bak")
+        self.has_checksum = main.checksum is not None
         if main.content is not None:
             if copy.has_damaged_checksum_of(main):
                 self._restore(main.text, _CHECKSUM_DAMAGED, ".bak")
@@ -209,16 +219,35 @@ def _checksum(body: bytes) -> bytes:
 
 def _encode(content: dict[str, Any]) -> bytes:
     """Return the text of a file, with its checksum as the first field."""
-    text = msgspec.json.format(msgspec.json.encode(content))
+    text = msgspec.json.encode(content)
+    if len(text) <= FORMATTED_BYTES_MAX:
+        text = msgspec.json.format(text)
     if not content:
         return text
-    body = text.removeprefix(b"{\n")
+    body = text.removeprefix(b"{").removeprefix(b"\n")
     return b'{\n  "%s": "%s",\n%s' % (CHECKSUM_FIELD.encode(), _checksum(body), body)
+
+
+TOPIC_TABLE_KEY: Final = "topicConfigTable"
+# The names of topics that were deleted last. They may still have queues: a crash can interrupt a
+# deletion, and a half message of a deleted topic can be committed. Any other queue without a topic
+# means that the file was replaced by an older one.
+REMOVED_TOPICS_KEY: Final = "escrowRemovedTopics"
 
 
 def topics_file(disk: Disk, damage: DamageReports | None = None) -> ConfigFile:
     """Open the file with `topicConfigTable`: TopicConfig by name."""
     return ConfigFile(disk, "topics.json", damage)
+
+
+def missing_topics(file: ConfigFile, queues: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the topics of queues that topics.json should have, with their numbers of queues."""
+    topics = {*file.table(TOPIC_TABLE_KEY), *file.names(REMOVED_TOPICS_KEY)}
+    queue_counts: dict[str, int] = {}
+    for topic, queue_id in queues:
+        if topic not in topics and not topic.startswith(LIGHT_QUEUE_PREFIX):
+            queue_counts[topic] = max(queue_counts.get(topic, 0), queue_id + 1)
+    return dict(sorted(queue_counts.items()))
 
 
 def groups_file(disk: Disk, damage: DamageReports | None = None) -> ConfigFile:

@@ -133,6 +133,13 @@ GROWING: dict[str, tuple[Callable[[BrokerBench], None], Request[Any]]] = {
             headers.ConsumerGroupHeader(consumer_group="g"),
         ),
     ),
+    "ids of members": (
+        many_members,
+        new_request(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            headers.ConsumerGroupHeader(consumer_group="g"),
+        ),
+    ),
     "producers": (
         many_members,
         new_request(

@@ -76,11 +76,11 @@ def test_a_topic_is_removed_from_all_groups() -> None:
     offsets.remove_topic("orders")
 
 
-def test_a_clone_has_the_offsets_of_the_other_group() -> None:
+def test_offsets_of_many_topics_are_set_at_once_and_others_stay() -> None:
     offsets = ConsumerOffsets({"orders@g": {0: 3, 1: 4}})
-    offsets.clone("orders", "g", "h")
-    offsets.commit("orders", "g", 0, 9)
-    assert offsets.queue_offsets("orders", "h") == {0: 3, 1: 4}
+    offsets.put_topics("g", {"orders": {1: 7, 2: 8}, "stock": {0: 5}})
+    assert offsets.group_offsets("g") == {"orders": {0: 3, 1: 7, 2: 8}, "stock": {0: 5}}
+    assert len(offsets) == 4
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_a_clone_has_the_offsets_of_the_other_group() -> None:
         lambda offsets: offsets.remove_group("g"),
         lambda offsets: offsets.reset("orders", "g", {0: 1, 5: 1}),
         lambda offsets: offsets.set_offsets("orders", "g", {1: 1}),
-        lambda offsets: offsets.clone("orders", "g", "new"),
-        lambda offsets: offsets.clone("orders", "h", "g"),
+        lambda offsets: offsets.put_topics("new", {"orders": {0: 3}, "stock": {0: 1}}),
+        lambda offsets: offsets.put_topics("g", {"orders": {0: 9}}),
     ],
     ids=["topic removed", "group removed", "reset", "moved", "cloned", "overwritten"],
 )

@@ -12,6 +12,7 @@ import pytest
 from escrowmq.errors import StoreDamaged, StoreError
 from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.store.config_files import (
+    FORMATTED_BYTES_MAX,
     ConfigFile,
     GroupConfig,
     delay_offsets_file,
@@ -216,6 +217,19 @@ def test_a_save_writes_the_same_content_to_the_file_and_its_copy() -> None:
     assert content == read_file(disk, "config/delayOffset.json.bak")
     assert b'"1": 3' in (content or b"")
     assert disk.names("config") == ["delayOffset.json", "delayOffset.json.bak"]
+
+
+def test_a_long_file_has_few_line_breaks_and_its_checksum_is_verified() -> None:
+    disk = MemoryDisk()
+    offsets = {f"topic-{number}@g": {0: number} for number in range(FORMATTED_BYTES_MAX // 16)}
+    offsets_file(disk).save(offsetTable=offsets)
+    content = read_file(disk, "config/consumerOffset.json") or b""
+    assert content.count(b"\n") < 10
+    assert offsets_file(disk).offsets() == offsets
+    write_file(disk, "config/consumerOffset.json", content.replace(b'"0":7}', b'"0":8}'))
+    damage = DamageReports()
+    assert offsets_file(disk, damage).offsets() == offsets
+    assert damage.counts == {(DamageKind.CONFIG, True): 1}
 
 
 @pytest.mark.parametrize("path", ["config/delayOffset.json", "config/delayOffset.json.bak"])

@@ -177,11 +177,13 @@ class GroupAdmin:
     def list_producers(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
         table: list[tuple[bytes, bytes]] = []
         for name in self._producers.names():
-            members = []
+            members = bytearray(b"[")
             for member in self._producers.members(name):
-                members.append(encode_body(_producer_info(member)))
+                if len(members) > 1:
+                    members += b","
+                members += encode_body(_producer_info(member))
                 yield
-            table.append((msgspec.json.encode(name), b"[%b]" % b",".join(members)))
+            table.append((msgspec.json.encode(name), bytes(members + b"]")))
         channel.respond(request, body=(yield from encode_table_in_slices("data", table)))
 
     def list_groups_of_topic(
@@ -537,14 +539,17 @@ class OffsetAdmin:
         self._groups.get(fields.src_group)  # it must exist
         if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
             raise self._groups.not_found(fields.dest_group)
-        topics = []
+        # There may be offsets of ten thousand topics. They are collected in slices, and changed and
+        # saved in one step.
+        cloned = {}
         for topic in [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group):
             if self._topics.find(topic) is not None and not is_closed_topic(topic):
-                topics.append(topic)
+                offsets = self._offsets.queue_offsets(topic, fields.src_group)
+                if offsets:
+                    cloned[topic] = offsets
             yield
         with changed_offsets(self._offsets):
-            for topic in topics:
-                self._offsets.clone(topic, fields.src_group, fields.dest_group)
+            self._offsets.put_topics(fields.dest_group, cloned)
             self._save_offsets()
         channel.respond(request)
 

@@ -43,6 +43,7 @@ from escrowmq.remoting.bodies import (
     decode_request_body,
     encode_body,
 )
+from escrowmq.remoting.bodies_admin import encode_list_in_slices
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ConsumerGroupHeader, HeartbeatResponse, UnregisterClient
 from escrowmq.remoting.requests import Request
@@ -172,14 +173,18 @@ class ClientProcessor:
 
     def list_members(
         self, channel: Channel, request: Request[ConsumerGroupHeader], now_ms: int
-    ) -> None:
+    ) -> SlicedWork:
         group = request.head.fields.consumer_group
-        ids = self._consumers.member_ids(group)
-        if not ids:
+        members = self._consumers.members(group)
+        if not members:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"no member of group {group} is connected"
             )
-        channel.respond(request, body=encode_body(ConsumerList(consumer_id_list=ids)))
+        ids = (member.client.client_id for member in members)
+        empty = ConsumerList(consumer_id_list=[])
+        channel.respond(
+            request, body=(yield from encode_list_in_slices(empty, "consumerIdList", ids))
+        )
 
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> SlicedWork:
         batch = decode_request_body(LockBatch, request.body)
