@@ -106,6 +106,12 @@ class EscrowMQ:
             process, self._process = self._process, None
             process.stop(STOP_S)
 
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+
     stop_broker = stop
 
 

@@ -31,7 +31,8 @@ from tests.support.sliced import finish
 
 HOST = encode_host("10.0.0.1", 10911)
 FULL_DISK = DiskUsage(total_bytes=100, free_bytes=13)  # above force_expire_ratio
-TICK_MS = 100
+TICK_MS = 100  # before the broker tries again what was not possible
+IDLE_TICK_MS = 1_000
 
 STORE = StoreConfig(
     segment_bytes=8192,
@@ -76,7 +77,7 @@ class BrokerProcess:
         self._flush_waiters: deque[tuple[int, Callable[[StoreError | None], None]]] = deque()
         self._flush: LogFlush | None = None
         self._checkpoint: CheckpointJob | None = None
-        self._tick_s = 0.0
+        self._tick_ms = 0
         self._steady = SteadyClock(clock)
         self.store = MessageStore.open(disk, settings, store_host=HOST)
         self._ages = LogAges.load(
@@ -148,9 +149,13 @@ class BrokerProcess:
         self._flush_endpoints()
 
     def tick(self) -> None:
-        """Tick about ten times per second of the clock that does not jump."""
-        if self.clock.elapsed_s() - self._tick_s >= TICK_MS / 1000:
-            self._tick_s = self.clock.elapsed_s()
+        """Tick when the broker has something to do, by the clock that does not jump."""
+        now_ms = self._elapsed_ms()
+        delay_ms = self.broker.next_tick_ms(self.now_ms(), TICK_MS)
+        if delay_ms is not None:
+            self._tick_ms = min(self._tick_ms, now_ms + delay_ms)
+        if now_ms >= self._tick_ms:
+            self._tick_ms = now_ms + IDLE_TICK_MS
             self.broker.tick(self.now_ms())
             self.end_turn()
             self._ages.add_mark(

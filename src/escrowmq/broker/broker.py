@@ -4,7 +4,7 @@ It has no socket and starts no task; its owner calls it:
 
     handle()     for each request that a channel received; returns work if it takes long
     end_turn()   once per turn of the event loop: one append for everything handled in it
-    tick()       about ten times a second, and whenever a check is due
+    tick()       whenever something is due, see next_tick_ms(), and about once a second if not
     save()       every few seconds: write to files what is not in the log
 """
 
@@ -532,15 +532,28 @@ class Broker:
         except Exception:
             log.exception("part of the broker's work failed part=%r", name)
 
-    def next_tick_ms(self, now_ms: int, interval_ms: int) -> int:
-        """Return how long to wait for the next tick: less than the interval if a check is due."""
-        due_ms = self.transactions.coordinator.schedule.next_slot_ms
-        return (
-            interval_ms if due_ms is None else min(interval_ms, max(TICK_MS_MIN, due_ms - now_ms))
+    def next_tick_ms(self, now_ms: int, interval_ms: int) -> int | None:
+        """Return how long to wait for the next tick; None if nothing is due at a known time.
+
+        What was not possible now is tried again after the interval.
+        """
+        retry_ms = now_ms + interval_ms
+        must_retry = self.group_decisions.is_blocked or self._metadata_admin.has_pending_deletions
+        due_times = (
+            self.pull_processor.next_due_ms(),
+            self.transactions.checker.next_due_ms(retry_ms),
+            self.delayed_messages.next_due_ms(now_ms, retry_ms),
+            retry_ms if must_retry else None,
         )
+        due_ms = min((due_ms for due_ms in due_times if due_ms is not None), default=None)
+        return None if due_ms is None else max(TICK_MS_MIN, due_ms - now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Do what is due by time. Call it about ten times a second, see `next_tick_ms`."""
+        """Do what is due by time. See `next_tick_ms`, and call it about once a second anyway.
+
+        The steps that do not say when they have something to do depend on that: statistics, expiry
+        of members, offsets of finished transactions. So does a wall clock that was set.
+        """
         self._now_ms = now_ms
         for name, step in self._tick_steps.items():
             # A bug in one step must not stop the others, and above all not the process.

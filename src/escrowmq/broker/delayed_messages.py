@@ -163,6 +163,13 @@ class DelayedMessages:
         # By level, after the clock was set back: the end of the messages that were stored "later
         # than now", and the time at which they are delivered.
         self._clock_set_back: dict[int, tuple[int, int]] = {}
+        # When the first message of each level is due, by the wall clock, as far as that is known.
+        self._level_due_ms: dict[int, int] = {}
+        self._is_more_due = True  # the last batch was full
+        self._must_retry = False  # messages could not be delivered
+        # The end of the log when the last message was redirected. It is stored at the end of the
+        # turn, and is in its queue as soon as the log is longer.
+        self._redirected_log_end: int | None = None
         self._move_below_offset = 0  # waiting messages below this log offset are to be moved
         self._moved_log_end = 0  # the end of the log after the last move
 
@@ -179,6 +186,7 @@ class DelayedMessages:
         text = properties.get(names.DELAY_LEVEL, "").encode()
         level = delay_level(text, len(self._config.delay_levels_ms))
         if level > 0:
+            self._redirected_log_end = self._store.end
             changes = {names.DELAY_LEVEL: str(level)}
             queue = names.SCHEDULE_TOPIC, level - 1
             return _redirected_record(record, changes, queue, remove=_TIMER_PROPERTIES)
@@ -198,6 +206,7 @@ class DelayedMessages:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the delay is {due_ms - now_ms} ms, the limit is {limit_ms} ms (timerMaxDelaySec)",
             )
+        self._redirected_log_end = self._store.end
         return _redirected_record(record, {TIMER_OUT_MS: str(due_ms)}, (TIMER_TOPIC, 0))
 
     def _timer_due_ms(self, properties: dict[str, str], now_ms: int) -> int | None:
@@ -225,13 +234,16 @@ class DelayedMessages:
     # --- when it is due --------------------------------------------------------------------------
 
     def deliver(self, now_ms: int) -> None:
-        """Append the messages that are due to their topics. Call it about ten times a second.
+        """Append the messages that are due to their topics. `next_due_ms` says when to call it.
 
         Never raises for a message that cannot be delivered, nor for a store that refuses writes:
         then the messages stay due.
         """
+        self._must_retry = True
         if not self._store.is_writable:
             return
+        if self._has_new_messages:
+            self._redirected_log_end = None
         if self._move_below_offset:
             self._move_some(now_ms)
         due = self.find_due(now_ms)
@@ -245,10 +257,42 @@ class DelayedMessages:
             self.progress.mark_delivered(position)
         for position, failure in due.failures:
             self._handle_unreadable(position, failure, now_ms)
+        self._is_more_due, self._must_retry = due.is_full, bool(self._move_below_offset)
+
+    def next_due_ms(self, now_ms: int, retry_ms: int) -> int | None:
+        """Return when `deliver` has something to do; None if no message waits.
+
+        `retry_ms` is the time for what was not possible.
+        """
+        if self._must_retry:
+            return retry_ms
+        if self._is_more_due or self._has_new_messages or self._has_new_timers:
+            return now_ms  # `deliver` finds out when new ones are due
+        due_times: list[int] = []
+        wall_due_times = [*self._level_due_ms.values()]
+        if self._timers:
+            wall_due_times.append(self._timers[0][0])
+        if wall_due_times:
+            due_times.append(now_ms + min(wall_due_times) - self._wall_ms(now_ms))
+        if self._retries:
+            due_times.append(self._retries[0][0])
+        due_times += [release_ms for _, release_ms in self._clock_set_back.values()]
+        return min(due_times, default=None)
+
+    @property
+    def _has_new_messages(self) -> bool:
+        """Whether messages were redirected and stored since the last delivery."""
+        end = self._redirected_log_end
+        return end is not None and self._store.end > end
+
+    @property
+    def _has_new_timers(self) -> bool:
+        return self._timers_read_offset < self._store.max_offset(TIMER_TOPIC, 0)
 
     def find_due(self, now_ms: int) -> DueMessages:
         """Return the messages to deliver now. A timer or retry is returned only once."""
         due = DueMessages()
+        self._level_due_ms.clear()
         level_count = self._level_max + 1
         # The level that fills a batch comes last in the next one, so that it delays no other.
         for index in range(level_count):
@@ -277,6 +321,7 @@ class DelayedMessages:
                 if offset >= released and record.stored_ms + level_ms > wall_ms:
                     if record.stored_ms > wall_ms and level not in self._clock_set_back:
                         self._clock_set_back[level] = end, now_ms + level_ms
+                    self._level_due_ms[level] = record.stored_ms + level_ms
                     return
                 self._add_delivery(position, record, due, now_ms)
             offset += 1

@@ -238,6 +238,11 @@ class CheckBacklog:
     def size(self, group: str) -> int:
         return len(self._backlogs.get(group, ()))
 
+    @property
+    def waits_for_answers(self) -> bool:
+        """Whether halves wait while checks are unanswered, which are given up after a second."""
+        return bool(self._backlogs) and bool(self._channel_by_offset)
+
     def take(self, group: str) -> Iterator[int]:
         """Remove and yield the halves of a group in order. Stopping early leaves the others."""
         backlog = self._backlogs.get(group)

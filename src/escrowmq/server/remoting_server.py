@@ -29,7 +29,7 @@ import itertools
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from escrowmq.client_memory import ClientMemory, MemoryUse
@@ -165,6 +165,7 @@ class RemotingServer:
         ports of a process share it. `plain_requests` handles whatever it can of the received
         bytes, before the requests are decoded for `handler`."""
         self.plain_requests = plain_requests
+        self.on_turn_end: Callable[[], None] = lambda: None
         # The bytes that each connection has received in this turn.
         self._chunks: dict[ServerConnection, bytes] = {}
         self.send_response_encoder = send_response_encoder or SendResponseEncoder(
@@ -507,6 +508,7 @@ class RemotingServer:
             self.watermark.enforce(self.turn_start_ms)
         if was_scheduled:
             self.turn_seconds.observe(self._clock.elapsed_s() - self.turn_start_s)
+        self.on_turn_end()
         if wants_more:
             self.schedule_turn()  # requests that have arrived by then are part of it
 

@@ -38,6 +38,7 @@ from escrowmq.config.setting_types import read_credentials
 from escrowmq.errors import ConfigError, InvalidAccessRules
 from escrowmq.remoting.connection import SignFunction
 from escrowmq.secret import Secret
+from escrowmq.server.tasks import sleep_to_multiple
 
 log = logging.getLogger(__name__)
 
@@ -424,7 +425,7 @@ class FileWatcher:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await sleep_to_multiple(WATCH_INTERVAL_S)
             self.reload_if_changed()
 
     def reload_if_changed(self) -> None:

@@ -62,7 +62,13 @@ from escrowmq.server.security import (
     configured_internal_account,
     require_auth_or_loopback,
 )
-from escrowmq.server.tasks import GroupCommit, StoreMaintenance, background_tasks, repeat
+from escrowmq.server.tasks import (
+    GroupCommit,
+    StoreMaintenance,
+    Ticker,
+    background_tasks,
+    repeat,
+)
 from escrowmq.store.disk import Disk, RealDisk
 from escrowmq.store.retention import update_disk_state
 from escrowmq.store.store import MessageStore
@@ -74,8 +80,7 @@ FAILED: Final = 1
 NOT_STARTED: Final = 2
 
 SWEEP_INTERVAL_S = 1.0
-FAILURE_POLL_S = 0.1
-FAILED_STOP_S = 0.7  # to refuse what waits for an answer; with the poll, less than a second
+FAILED_STOP_S = 0.7  # to refuse what waits for an answer
 RESERVED_FILES = 1024  # of the store and the name server; each connection needs one more
 DISK_FULL_HINT = (
     "Nothing is lost, but starting needs disk space: free 64 MiB in {directory}, or more if its "
@@ -483,20 +488,22 @@ def _background_loops(
         broker.tick(clock.now_ms())
         server.schedule_turn()
 
-    def watch_store() -> None:
-        if broker.store.has_failed and not failed.is_set():
-            log.error("the store has failed; start again, recovery reads what is on the disk")
-            failed.set()
+    async def stop_with_store() -> None:
+        await maintenance.store_failed.wait()
+        log.error("the store has failed; start again, recovery reads what is on the disk")
+        failed.set()
 
     tick_interval_ms = round(config.delay.tick_interval_s * 1000)
+    ticker = Ticker(lambda: broker.next_tick_ms(clock.now_ms(), tick_interval_ms))
+    server.on_turn_end = ticker.turn_ended
     offsets_interval_s = config.consume.offsets_interval_ms / 1000
     delays_interval_s = config.delay.delay_offsets_interval_ms / 1000
     return [
-        repeat("tick", tick, lambda: broker.next_tick_ms(clock.now_ms(), tick_interval_ms) / 1000),
+        repeat("tick", tick, ticker.pause),
         repeat("sweep of connections", server.sweep_connections, SWEEP_INTERVAL_S),
         repeat("saving offsets", broker.save_offsets, offsets_interval_s),
         repeat("saving delays", broker.save_delayed_messages, delays_interval_s),
-        repeat("watch of the store", watch_store, FAILURE_POLL_S),
+        stop_with_store(),
         maintenance.run(),
     ]
 

@@ -2,8 +2,12 @@
 
     GroupCommit        one flush for all requests that wait for one (SYNC_FLUSH)
     StoreMaintenance   flush, checkpoint and expire at their intervals
+    Ticker             call the broker when something is due
     background_tasks   run tasks as long as the server; stop it if one of them fails
     repeat             call a function at an interval, whatever it raises now and then
+
+A process that has nothing to do sleeps. Flushes and checkpoints wait until the store changes, the
+broker says when it has something to do, and the rest wakes up together, once a second.
 
 Under ASYNC_FLUSH, RocketMQ's default, only the flush of StoreMaintenance makes messages durable: a
 power cut can cost the last half second. Under SYNC_FLUSH, GroupCommit flushes before each response,
@@ -15,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,10 +43,12 @@ FLUSH_TIMEOUT_S = 5.0  # syncFlushTimeout
 # A start after a kill reads the log from the last checkpoint on, some ten microseconds per record.
 # So under load the next checkpoint does not wait for its time once this much has been appended.
 CHECKPOINT_BACKLOG_BYTES = 16 << 20
-BACKLOG_POLL_S = 0.05
+CHECKPOINT_PAUSE_S = 0.05  # before a checkpoint, however much has been appended
 RETRY_INTERVAL_S = 0.05  # before a flush that could not begin is tried again
 MARK_INTERVAL_S = MARK_INTERVAL_MS / 1000
 AGES_SAVE_INTERVAL_S = 60.0
+IDLE_TICK_S = 1.0  # what is not urgent, such as the expiry of members, waits so long
+PLAN_INTERVAL_S = 0.01  # between two questions when something is due; a turn may take less
 FAILURES_MAX = 10  # errors of a repeated step in a row, other than errors of the disk
 
 
@@ -201,6 +208,13 @@ class StoreMaintenance:
         self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
         self.checkpoint_seconds = Distribution(LATENCY_BOUNDS_S)
         self._checkpoint_lock = asyncio.Lock()  # a checkpoint and expiry exclude each other
+        self.store_failed = asyncio.Event()
+        # What the loops sleep on. An event may be set although nothing is to be done any more.
+        self._flush_needed = asyncio.Event()
+        self._checkpoint_needed = asyncio.Event()
+        self._checkpoint_overdue = asyncio.Event()
+        store.watch_changes(self._store_changed)
+        self._store_changed()
 
     def keep_needed_segments(
         self,
@@ -218,23 +232,32 @@ class StoreMaintenance:
 
     async def run(self) -> None:
         """Run until cancelled, or until the store has failed."""
+        expire_pause = partial(sleep_to_multiple, self._config.expire_interval_s)
+        ages_pause = partial(sleep_to_multiple, MARK_INTERVAL_S)
         async with asyncio.TaskGroup() as tasks:
-            for name, step, interval_s, is_early in (
-                ("flush", self.flush, self._config.flush_interval_s, None),
-                (
-                    "checkpoint",
-                    self.checkpoint,
-                    self._config.checkpoint_interval_s,
-                    self._has_long_backlog,
-                ),
-                ("expiry", self.expire, self._config.expire_interval_s, None),
-                ("measuring ages", self.measure_ages, MARK_INTERVAL_S, None),
-            ):
-                tasks.create_task(self._repeat(name, step, interval_s, is_early))
+            loops = [
+                tasks.create_task(self._repeat(name, step, pause))
+                for name, step, pause in (
+                    ("flush", self.flush, self._sleep_until_flush),
+                    ("checkpoint", self.checkpoint, self._sleep_until_checkpoint),
+                    ("expiry", self.expire, expire_pause),
+                    ("measuring ages", self.measure_ages, ages_pause),
+                )
+            ]
+            await self.store_failed.wait()
+            for loop in loops:
+                loop.cancel()
+
+    def _store_changed(self) -> None:
+        self._flush_needed.set()
+        self._checkpoint_needed.set()
+        if self._has_long_backlog():
+            self._checkpoint_overdue.set()
+        if self._store.has_failed:
+            self.store_failed.set()
 
     async def flush(self) -> None:
-        is_flushed = self._store.flushed_offset == self._store.end
-        if is_flushed and not self._store.has_unsynced_marks:
+        if not self._needs_flush():
             return
         # Group commits write their marks without a sync. After a power cut the newest of them are
         # missing, and this bounds how many.
@@ -383,15 +406,11 @@ class StoreMaintenance:
         self,
         name: str,
         step: Callable[[], Awaitable[None]],
-        interval_s: float,
-        is_early: Callable[[], bool] | None,
+        pause: Callable[[], Awaitable[None]],
     ) -> None:
-        """Run a step at intervals, and earlier if `is_early` says so."""
+        """Run a step after each pause."""
         while not self._store.has_failed:
-            if is_early is None:
-                await asyncio.sleep(interval_s)
-            else:
-                await self._sleep_unless(is_early, interval_s)
+            await pause()
             try:
                 await step()
             except (StoreFull, StoreUnavailable) as error:
@@ -405,11 +424,31 @@ class StoreMaintenance:
                 )
                 self._store.fail(error)
 
-    async def _sleep_unless(self, is_early: Callable[[], bool], interval_s: float) -> None:
-        remaining_s = interval_s
-        while remaining_s > 0 and not is_early():
-            await asyncio.sleep(min(BACKLOG_POLL_S, remaining_s))
-            remaining_s -= BACKLOG_POLL_S
+    async def _sleep_until_flush(self) -> None:
+        """Sleep until there is something to flush, and then for the interval of flushes."""
+        await _wait_until(self._needs_flush, self._flush_needed)
+        await asyncio.sleep(self._config.flush_interval_s)
+
+    async def _sleep_until_checkpoint(self) -> None:
+        """Do the same for checkpoints, but not for the whole interval if the backlog is long."""
+        await _wait_until(lambda: not self._store.is_checkpointed, self._checkpoint_needed)
+        # A checkpoint that has to wait for something else must not be tried in a busy loop.
+        pause_s = min(CHECKPOINT_PAUSE_S, self._config.checkpoint_interval_s)
+        await asyncio.sleep(pause_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.checkpoint_interval_s - pause_s):
+                await _wait_until(self._has_long_backlog, self._checkpoint_overdue)
+
+    def _needs_flush(self) -> bool:
+        store = self._store
+        return store.flushed_offset != store.end or store.has_unsynced_marks
+
+
+async def _wait_until(is_true: Callable[[], bool], changed: asyncio.Event) -> None:
+    """Wait until something is true. `changed` is set whenever it may have become so."""
+    while not is_true():
+        changed.clear()
+        await changed.wait()
 
 
 def report_clock_change(when: str, change_ms: int) -> None:
@@ -439,14 +478,77 @@ async def _run_to_completion(function: Callable[[], None]) -> bool:
     return cancelled
 
 
+async def sleep_to_multiple(interval_s: float) -> None:
+    """Sleep for about an interval, until the time of the event loop is a multiple of it.
+
+    So work with equal intervals wakes the process up once, and not once for each.
+    """
+    now_s = asyncio.get_running_loop().time()
+    await asyncio.sleep(_next_multiple(now_s, interval_s) - now_s)
+
+
+def _next_multiple(now_s: float, interval_s: float) -> float:
+    # A timer may be a moment early. Then the multiple that it was meant for is the last one.
+    return (math.floor(now_s / interval_s + 0.5) + 1) * interval_s
+
+
+class Ticker:
+    """Lets the broker tick when something is due, and about once a second if nothing is.
+
+    Use it only in the event loop that was running when it was created.
+    """
+
+    def __init__(self, next_tick_ms: Callable[[], int | None]) -> None:
+        """`next_tick_ms` returns how long to wait for what is due next; None: nothing is."""
+        self._next_tick_ms = next_tick_ms
+        self._loop = asyncio.get_running_loop()
+        self._is_due = asyncio.Event()
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._plan_timer: asyncio.TimerHandle | None = None
+
+    async def pause(self) -> None:
+        """Sleep until the next tick. What becomes due meanwhile shortens it, see `turn_ended`."""
+        await asyncio.sleep(0)  # the turn that follows the last tick comes first
+        self._is_due.clear()
+        self._plan()
+        try:
+            await self._is_due.wait()
+        finally:
+            for timer in (self._tick_timer, self._plan_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._tick_timer = self._plan_timer = None
+
+    def turn_ended(self) -> None:
+        """Find out soon whether a turn has made something due before the next tick.
+
+        This is called thousands of times a second and costs next to nothing if a plan is pending.
+        """
+        if self._plan_timer is None:
+            self._plan_timer = self._loop.call_later(PLAN_INTERVAL_S, self._plan)
+
+    def _plan(self) -> None:
+        if self._plan_timer is not None:
+            self._plan_timer.cancel()
+            self._plan_timer = None
+        now_s, delay_ms = self._loop.time(), self._next_tick_ms()
+        due_s = _next_multiple(now_s, IDLE_TICK_S)
+        if delay_ms is not None:
+            due_s = min(due_s, now_s + delay_ms / 1000)
+        if self._tick_timer is None or due_s < self._tick_timer.when():
+            if self._tick_timer is not None:
+                self._tick_timer.cancel()
+            self._tick_timer = self._loop.call_at(due_s, self._is_due.set)
+
+
 async def repeat(
     name: str,
     step: Callable[[], None],
-    interval_s: float | Callable[[], float],
+    pause: float | Callable[[], Awaitable[None]],
     *,
     failures_max: int = FAILURES_MAX,
 ) -> None:
-    """Call `step` at an interval, which may be computed anew each time.
+    """Call `step` after each pause: an interval in seconds, or a function that sleeps.
 
     An error is logged and passes; many in a row are raised.
 
@@ -455,7 +557,7 @@ async def repeat(
     """
     failures = 0
     while True:
-        await asyncio.sleep(interval_s if isinstance(interval_s, float | int) else interval_s())
+        await (sleep_to_multiple(pause) if isinstance(pause, float | int) else pause())
         try:
             step()
         except StoreError as error:

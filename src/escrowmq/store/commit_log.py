@@ -195,6 +195,7 @@ class CommitLog:
         self._files_created = 0
         self._files_synced = 0  # of those, how many have a durable directory entry
         self._failure: Exception | None = None
+        self.on_failure: Callable[[], None] = lambda: None
         self._is_closed = False
         # None until the first checkpoint of this process: a checkpoint says the same.
         self.marks: FlushMarks | None = None
@@ -277,6 +278,7 @@ class CommitLog:
     def fail(self, error: Exception) -> None:
         """Refuse all further writes, because it is no longer known what is on the disk."""
         self._failure = error
+        self.on_failure()
 
     # --- flushing ------------------------------------------------------------------------------
 
@@ -515,7 +517,7 @@ class CommitLog:
         self._window = _NO_WINDOW
         self.begin = self.end
         self._is_closed = True
-        self.fail(StoreFailed("the log is closed"))
+        self._failure = StoreFailed("the log is closed")
 
     def files_end(self) -> LogOffset:
         """Return where the last segment ends. Recovery finds out how much of it are records."""

@@ -156,6 +156,7 @@ class MessageStore(StoreReader):
         self._checkpoint_job: CheckpointJob | None = None
         self._has_removed_topic = False  # since the last checkpoint, which has counted its queues
         self.has_disk_space = True  # False while the disk is nearly full
+        self._on_change: Callable[[], None] = lambda: None
         report_damaged_checkpoint(disk, self.damage)
         report_damaged_marks(disk, self.damage)
         self.recovery: Recovery = recover(
@@ -368,6 +369,7 @@ class MessageStore(StoreReader):
         self._queues.dirty.update(queues)
         self._index.pending += pending_keys if self._index.is_enabled else ()
         self._last_record_offset = last_record_offset
+        self._on_change()
 
     def _time_not_before_last(self, now_ms: int) -> int:
         """Return the stored time of records if the clock does not show more than at the last one.
@@ -419,6 +421,14 @@ class MessageStore(StoreReader):
         """Let `on_append` be called with log offset and bytes of what `append` has written."""
         self._log.on_append = on_append
 
+    def watch_changes(self, on_change: Callable[[], None]) -> None:
+        """Let `on_change` be called after whatever may need a flush, a checkpoint or a new start.
+
+        That is an append, a flush of the log, the removal of a topic, and a failure. It is called
+        often, in the thread that changes the store.
+        """
+        self._on_change = self._log.on_failure = on_change
+
     # --- making durable ------------------------------------------------------------------------
 
     @property
@@ -453,6 +463,7 @@ class MessageStore(StoreReader):
 
     def finish_flush(self, flush: LogFlush) -> LogOffset:
         self._log.finish_flush(flush)
+        self._on_change()
         return self._log.flushed_offset
 
     @property
@@ -603,6 +614,7 @@ class MessageStore(StoreReader):
             log = self._log
             self._queues.deleted_topics.mark_deleted(topic, log_begin=log.begin, log_end=log.end)
             self._has_removed_topic = True
+            self._on_change()
         self._queues.remove(queues)
         yield from self._remove_files()
         return len(queues)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.broker import TICK_MS_MIN
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, QueueHeader, UpdateConsumerOffset
 from escrowmq.remoting.headers_admin import CreateTopic
@@ -220,15 +219,3 @@ def test_a_send_to_a_topic_that_could_not_be_saved_is_refused() -> None:
     assert accepted.code == 0
     restarted = bench.after_power_cut()
     assert restarted.broker.topics.find("new") is not None
-
-
-def test_the_next_tick_comes_when_a_check_is_due() -> None:
-    bench = BrokerBench()
-    assert bench.broker.next_tick_ms(NOW_MS, 100) == 100
-    properties = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
-    bench.turn(send_request(properties=properties))
-    schedule = bench.broker.transactions.coordinator.schedule
-    assert schedule.next_slot_ms is not None
-    assert bench.broker.next_tick_ms(NOW_MS, 100) == 100  # long before
-    assert bench.broker.next_tick_ms(schedule.next_slot_ms - 60, 100) == 60
-    assert bench.broker.next_tick_ms(schedule.next_slot_ms + 500, 100) == TICK_MS_MIN

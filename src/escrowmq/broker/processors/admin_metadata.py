@@ -187,6 +187,11 @@ class MetadataAdmin:
             self._is_deleting = True
             self._background_work.add(self._delete_pending(now_ms))
 
+    @property
+    def has_pending_deletions(self) -> bool:
+        """Whether deletions wait for the next tick, because files were in use."""
+        return bool(self._pending_deletions)
+
     def _delete_pending(self, now_ms: int) -> SlicedWork:
         postponed: list[_PendingDeletion] = []
         try:

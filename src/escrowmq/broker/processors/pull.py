@@ -308,6 +308,10 @@ class PullProcessor:
             self._is_expiring = True
             self._background_work.add(self._expire_pulls(now_ms))
 
+    def next_due_ms(self) -> int | None:
+        """Return when the time of a held pull is over; None if no pull is held."""
+        return self._long_polls.next_due_ms()
+
     def _expire_pulls(self, now_ms: int) -> SlicedWork:
         try:
             for pull in self._long_polls.release_expired(now_ms):

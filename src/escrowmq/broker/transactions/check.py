@@ -116,6 +116,16 @@ class TransactionChecker:
             count_max = min(remaining, GROUP_CHECKS_PER_TICK_MAX)
             remaining -= self._check_group(group, count_max, now_ms)
 
+    def next_due_ms(self, retry_ms: int) -> int | None:
+        """Return when `tick` has something to do; `retry_ms` if a producer may have capacity then.
+
+        Halves for which no producer is connected wait for one, and not for a time.
+        """
+        slot_ms = self._coordinator.schedule.next_slot_ms
+        if not self._backlog.waits_for_answers:
+            return slot_ms
+        return retry_ms if slot_ms is None else min(slot_ms, retry_ms)
+
     def _take_next_step(self, half: Half, now_ms: int) -> None:
         coordinator = self._coordinator
         match next_step(

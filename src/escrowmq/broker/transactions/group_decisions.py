@@ -244,6 +244,11 @@ class GroupDecisions:
         self._is_blocked = False
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether pieces wait for the next tick, because they could not be stored."""
+        return self._is_blocked and bool(self._unfinished)
+
+    @property
     def has_pending_pieces(self) -> bool:
         """Whether another turn would store a piece."""
         return bool(self._unfinished) and not self._is_blocked
