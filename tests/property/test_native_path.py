@@ -23,13 +23,16 @@ from escrowmq.remoting.codes import JSON
 from escrowmq.remoting.frame import encode_frame
 from tests.support.path_pair import CONFIG, CONNECTIONS, PathPair
 from tests.support.request_bytes import (
+    COMMIT,
+    END,
     SEND_V2,
     RequestGenerator,
+    end_fields,
     message_properties,
     request_bytes,
     send_fields,
 )
-from tests.support.request_signing import OTHER_RULES, RULES, RequestSigner
+from tests.support.request_signing import HERE_ONLY, OTHER_RULES, RULES, RequestSigner, sign
 
 pytestmark = pytest.mark.skipif(
     load_native({}).module is None, reason="the native module is not installed: it needs cargo"
@@ -314,6 +317,39 @@ def test_a_connection_has_its_share_of_a_turn_in_the_native_path() -> None:
         assert native.native_requests is not None
         assert native.native_requests.count == SHARE_REQUESTS_MAX
         assert native.counters.requests[SEND_V2] == len(sends)
+
+    asyncio.run(run())
+
+
+def test_an_end_with_an_invalid_escape_decides_nothing() -> None:
+    async def run() -> None:
+        paths = PathRun(8, is_sync=False, limits=None)
+        paths.pair.receive(0, paths.requests.half())
+        paths.pair.end_turn()
+        paths.note_halves(is_plain=True)
+        end = request_bytes(END, end_fields(*paths.requests.plain_halves[0], COMMIT), opaque=9)
+        header = end[HEADER_BEGIN:].decode().replace('"msgId":"7F0000010001"', r'"msgId":"\q"')
+        paths.pair.receive(0, encode_frame(JSON, header.encode(), b""))
+        paths.pair.end_turn()
+        assert len(paths.pair.native.broker.transactions.coordinator.halves) == 1
+
+    asyncio.run(run())
+
+
+def test_a_permission_holds_only_for_the_host_that_has_it() -> None:
+    async def run() -> None:
+        paths = SignedRun(9)
+        native = paths.pair.native.broker.native_requests
+        assert native is not None
+        for opaque, (connection, is_native, is_stored) in enumerate(
+            [(0, False, True), (0, True, True), (2, False, False), (0, True, True)]
+        ):
+            fields = sign(HERE_ONLY, send_fields(i=f"UNIQ_KEY\x01HOST{opaque}\x02"), b"")
+            before, log_end = native.count, paths.pair.native.store.end
+            paths.pair.receive(connection, request_bytes(SEND_V2, fields, opaque=opaque))
+            paths.pair.end_turn()
+            assert native.count - before == is_native
+            assert (paths.pair.native.store.end > log_end) == is_stored
 
     asyncio.run(run())
 
