@@ -97,8 +97,15 @@ def format_timestamp(timestamp_ms: int) -> str:
     return f"{timestamp:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03d}Z"
 
 
+_YEAR_10000_MS: Final = 253_402_300_800_000
+
+
 def format_file_timestamp(timestamp_ms: int) -> str:
-    """Return a time as seventeen digits that sort: year to millisecond, in UTC."""
+    """Return a time as seventeen digits that sort: year to millisecond, in UTC.
+
+    A time outside of 1970 to 9999 comes from a damaged record and becomes the nearest one.
+    """
+    timestamp_ms = min(max(timestamp_ms, 0), _YEAR_10000_MS - 1)
     timestamp = Timestamp.fromtimestamp(timestamp_ms // 1000, tz=UTC)
     return f"{timestamp:%Y%m%d%H%M%S}{timestamp_ms % 1000:03d}"
 

@@ -115,6 +115,11 @@ def test_times_are_formatted_in_utc() -> None:
     assert format_file_timestamp(1_767_225_600_007) == "20260101000000007"
 
 
+def test_an_impossible_time_of_a_damaged_record_still_names_a_file() -> None:
+    assert format_file_timestamp(-(1 << 63)) == "19700101000000000"
+    assert format_file_timestamp((1 << 63) - 1) == "99991231235959999"
+
+
 @pytest.mark.parametrize("ms", [1 << 62, -(1 << 62)])
 def test_a_time_outside_of_the_calendar_is_shown_as_a_number(ms: int) -> None:
     assert format_timestamp(ms) == f"{ms} ms"

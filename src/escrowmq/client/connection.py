@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 3.0
 RESPONSE_TIMEOUT_S: Final = 3.0  # for requests whose timeout users cannot set
+# Responses to requests of a broker that it has not read. A broker sends few requests and waits for
+# each response, so one that lets this much gather reads nothing.
+UNREAD_BYTES_MAX: Final = 32 << 20
 SWEEP_INTERVAL_S: Final = 0.1  # how often a connection looks for calls that have timed out
 
 
@@ -156,9 +159,24 @@ class ClientConnection(asyncio.Protocol):
             raise NotSent(f"{self.address} has read nothing for {timeout_s:g} s") from None
 
     def write(self, data: bytes) -> None:
-        """Write an encoded response to a request of the broker. Ignored once closed."""
-        if self._transport is not None and data:
-            self._write(data)
+        """Write an encoded response to a request of the broker. Ignored once closed.
+
+        Nothing waits here, so a broker that reads no responses loses the connection.
+        """
+        transport = self._transport
+        if transport is None or not data:
+            return
+        if not self._can_write.is_set():
+            unread_bytes = transport.get_write_buffer_size() + sum(map(len, self._outgoing))
+            if unread_bytes + len(data) > UNREAD_BYTES_MAX:
+                log.warning(
+                    "connection closed address=%s: it has not read %d bytes of responses",
+                    self.address,
+                    unread_bytes,
+                )
+                self._abort()
+                return
+        self._write(data)
 
     def close(self) -> None:
         self._flush()

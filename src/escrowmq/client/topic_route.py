@@ -12,9 +12,12 @@ from typing import Final
 
 from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import BrokenResponse
-from escrowmq.remoting.bodies import QueueRoute, TopicRoute
+from escrowmq.message.names import has_control_characters
+from escrowmq.parsing import parse_address
+from escrowmq.remoting.bodies import BrokerRoute, QueueRoute, TopicRoute
 
 MASTER_ID: Final = 0
+_SHOWN_LENGTH_MAX: Final = 100  # of a server's text that an error repeats
 _READ_PERMISSION: Final = 4
 _WRITE_PERMISSION: Final = 2
 QUEUES_MAX: Final = 100_000  # of one topic; a route with more is refused before they are listed
@@ -37,8 +40,10 @@ def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool =
 
     A broker without a master is left out, because it takes no sends. With `include_replicas` its
     queues are readable, and `reader_addresses` has the replica with the lowest number. A broker
-    that is listed twice counts once. Raises BrokenResponse for an impossible number of queues.
+    that is listed twice counts once. Raises BrokenResponse for an impossible number of queues, an
+    invalid address or name, or two addresses of one broker.
     """
+    _check_brokers(topic, topic_route.broker_datas)
     masters = {
         broker.broker_name: broker.broker_addrs[MASTER_ID]
         for broker in topic_route.broker_datas
@@ -67,6 +72,33 @@ def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool =
     return Route(topic, tuple(writable), tuple(readable), masters, readers)
 
 
+def _check_brokers(topic: str, brokers: Iterable[BrokerRoute]) -> None:
+    addresses: dict[tuple[str, int], str] = {}
+    for broker in brokers:
+        name = broker.broker_name
+        if has_control_characters(name):
+            raise BrokenResponse(
+                f"the route of topic {topic} has a broker name with control characters: "
+                f"{name[:_SHOWN_LENGTH_MAX]!r}"
+            )
+        for broker_id, address in broker.broker_addrs.items():
+            try:
+                parse_address(address)
+            except ValueError as error:
+                raise BrokenResponse(
+                    f"the route of topic {topic} has an invalid address of broker "
+                    f"{name[:_SHOWN_LENGTH_MAX]!r}: {address[:_SHOWN_LENGTH_MAX]!r}"
+                ) from error
+            other = addresses.setdefault((name, broker_id), address)
+            if other != address:
+                # A message or an offset would go to one of two brokers, and it is unknown to which.
+                raise BrokenResponse(
+                    f"the route of topic {topic} has two addresses of broker "
+                    f"{name[:_SHOWN_LENGTH_MAX]!r} with id {broker_id}: {other} and {address}; "
+                    "give each broker a name of its own"
+                )
+
+
 def _check_queue_counts(topic: str, entries: Iterable[QueueRoute]) -> None:
     total = 0
     for entry in entries:
@@ -75,5 +107,6 @@ def _check_queue_counts(topic: str, entries: Iterable[QueueRoute]) -> None:
         if min(counts) < 0 or total > QUEUES_MAX:
             raise BrokenResponse(
                 f"the route of topic {topic} has {counts[0]} readable and {counts[1]} writable "
-                f"queues on broker {entry.broker_name[:100]!r}; a topic has at most {QUEUES_MAX}"
+                f"queues on broker {entry.broker_name[:_SHOWN_LENGTH_MAX]!r}; "
+                f"a topic has at most {QUEUES_MAX}"
             )

@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 PULL_BATCH_SIZE: Final = 32
 LONG_POLL_S: Final = 15.0
 RETRY_PAUSE_S: Final = 1.0  # after a failed pull
+# A broker holds a pull that finds nothing. One that answers sooner than this has not held it.
+NOT_HELD_S: Final = 0.1
+NOT_HELD_MAX: Final = 3  # such answers in a row before the fetcher pauses
+FIRST_PAUSE_S: Final = 0.05  # then twice as long each time, up to RETRY_PAUSE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,7 @@ class QueueFetcher:
         self._in_flight: InFlight | None = None
         self._next_offset: int | None = None  # of the next pull
         self._committed_offset = -1
+        self._backoff = PullBackoff()
         self._can_pull = asyncio.Event()
         self._can_pull.set()
         self._task: asyncio.Task[None] | None = None
@@ -196,6 +201,8 @@ class QueueFetcher:
                 await self._can_pull.wait()
                 await self._limiter.wait_for_capacity(self._in_flight)
                 self._next_offset = await self._pull(self._next_offset, self._in_flight)
+                if pause_s := self._backoff.pause_s:
+                    await asyncio.sleep(pause_s)
             except EscrowError as error:
                 log.warning("pull failed, retrying queue=%s: %s", self.queue, error)
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -225,6 +232,8 @@ class QueueFetcher:
 
     async def _pull(self, offset: int, in_flight: InFlight) -> int:
         """Pull once and return the next offset."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         result = await self._queue_client.pull(
             self.queue,
             offset,
@@ -235,6 +244,8 @@ class QueueFetcher:
             free_bytes=lambda: self._limiter.free_bytes(in_flight),
         )
         messages = result.messages
+        is_progress = bool(messages) or result.next_offset > offset
+        self._backoff.pull_ended(is_progress=is_progress, elapsed_s=loop.time() - began_s)
         for message in messages:
             self._limiter.add(in_flight, message.queue_offset, retained_bytes(message))
         if result.next_offset < offset:
@@ -253,6 +264,28 @@ class QueueFetcher:
         in_flight.skip_to(result.next_offset)
         self._delivery_queue.put(self, [Delivery(message, in_flight) for message in messages])
         return result.next_offset
+
+
+class PullBackoff:
+    """Tells how long to wait before the next pull, if a server does not hold pulls.
+
+    A broker that may hold no more pulls answers at once, and so does a broken one. Without a pause
+    the fetcher would pull again as fast as both of them can.
+    """
+
+    def __init__(self) -> None:
+        self._not_held_count = 0
+
+    def pull_ended(self, *, is_progress: bool, elapsed_s: float) -> None:
+        if is_progress or elapsed_s >= NOT_HELD_S:
+            self._not_held_count = 0
+        else:
+            self._not_held_count += 1
+
+    @property
+    def pause_s(self) -> float:
+        exponent = min(self._not_held_count - NOT_HELD_MAX, 10)
+        return min(RETRY_PAUSE_S, FIRST_PAUSE_S * 2.0**exponent) if exponent >= 0 else 0.0
 
 
 # --- messages in flight --------------------------------------------------------------------------
