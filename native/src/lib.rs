@@ -9,6 +9,7 @@ mod log_tail;
 mod properties;
 mod record;
 mod response;
+mod restore;
 
 use pyo3::prelude::*;
 
@@ -17,7 +18,7 @@ mod escrowmq_native {
 
     /// escrowmq uses this module only if both have the same number; see escrowmq/native.py.
     #[pymodule_export]
-    const INTERFACE_VERSION: u32 = 1;
+    const INTERFACE_VERSION: u32 = 2;
 
     #[pymodule_export]
     use crate::batch::{Applied, Batch, PlainRequests};
