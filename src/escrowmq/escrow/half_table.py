@@ -297,7 +297,9 @@ class PythonHalfTable:
     def close(self, half: Half) -> None:
         self.remove(half)
         if half.key:
-            self._decided[half.group, half.topic, half.key] = half.queue_offset, half.log_offset
+            group_topic_key = half.group, half.topic, half.key
+            self._decided[group_topic_key] = half.queue_offset, half.log_offset
+            self._decided.move_to_end(group_topic_key)  # it may have been there from before
             if len(self._decided) > self._decided_max:
                 self._decided.popitem(last=False)
 
