@@ -83,8 +83,8 @@ class HalfSummary(Protocol):
     def properties(self) -> bytes: ...
 
 
-class RecordWindow(Protocol):
-    """Queue entries, and a part of the log that has their records."""
+class HalfWindow(Protocol):
+    """Queue entries of halves, and a part of the log that has their records."""
 
     @property
     def count(self) -> int: ...
@@ -151,7 +151,7 @@ class RecoveryLog(HalfLog, KeyLookup, Protocol):
         self, topic: str, queue_id: int, begin: int, end: int
     ) -> Iterator[HalfSummary]: ...
 
-    def record_window(self, topic: str, queue_id: int, begin: int, end: int) -> RecordWindow | None:
+    def record_window(self, topic: str, queue_id: int, begin: int, end: int) -> HalfWindow | None:
         """Return neighbouring records of a queue from `begin` on; None if they are far apart."""
 
     @property
