@@ -14,6 +14,8 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
+use crate::restore::{self, RecordWindow};
+
 /// A unique key. Those of all known clients fit into the short form.
 enum Key {
     Short {
@@ -333,7 +335,8 @@ impl HalfTable {
             .map_or_else(|| Name::new(py, group), |entry| entry.name.clone())
     }
 
-    fn topic_name(&self, py: Python<'_>, topic: &str) -> Arc<Name> {
+    /// Return the name of a topic. Undecided halves of one topic share it.
+    pub fn topic_name(&self, py: Python<'_>, topic: &str) -> Arc<Name> {
         self.topics
             .get(topic)
             .map_or_else(|| Name::new(py, topic), |entry| entry.name.clone())
@@ -594,6 +597,23 @@ impl HalfTable {
 
     fn add(&mut self, py: Python<'_>, half: Py<Half>) {
         self.add_half(py, half);
+    }
+
+    fn restore(
+        slf: &Bound<'_, Self>,
+        first_offset: i64,
+        entries: &[u8],
+        data: &[u8],
+        data_begin: i64,
+        times: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<(i64, usize)>> {
+        let window = RecordWindow {
+            first_offset,
+            entries,
+            data,
+            data_begin,
+        };
+        restore::restore(slf, &window, times)
     }
 
     fn remove(&mut self, py: Python<'_>, half: Py<Half>) -> PyResult<()> {

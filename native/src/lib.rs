@@ -11,6 +11,7 @@ mod properties;
 mod pull;
 mod record;
 mod response;
+mod restore;
 
 use pyo3::prelude::*;
 

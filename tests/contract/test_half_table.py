@@ -67,6 +67,13 @@ def test_a_new_half_has_what_it_was_made_of(table: HalfTable) -> None:
     assert not len(table)
 
 
+def test_a_key_that_is_decided_again_is_remembered_from_then_on(table: HalfTable) -> None:
+    for queue_offset, key in enumerate([b"a", b"b", b"c", b"a", b"d"]):
+        table.close(add_half(table, queue_offset, key=key))
+    assert table.find_duplicate("p", "T", b"b") is None  # the oldest of four
+    assert table.find_duplicate("p", "T", b"a") == (3, 3_000)
+
+
 def test_a_half_can_be_changed_after_it_was_added(table: HalfTable) -> None:
     half = add_half(table, 5)
     half.checks += 2

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -120,6 +120,11 @@ class UndecidedTotals(Protocol):
     def size(self) -> int: ...
 
 
+# Returns when a half was parked, when it is due, and up to which log offset the same holds for
+# halves with equal arguments. The arguments are topic, group, stored time and log offset.
+RestoredTimes = Callable[[str, str, int, int], tuple[int, int, int]]
+
+
 class HalfTable(Protocol):
     """The undecided halves by queue offset and by unique key, and totals by group and topic.
 
@@ -166,6 +171,16 @@ class HalfTable(Protocol):
         self, group: str, topic: str, key: bytes, queue_offset: int, log_offset: int
     ) -> None:
         """Remember the key of a half that was decided before the start."""
+
+    def restore(
+        self, first_offset: int, entries: bytes, data: bytes, data_begin: int, times: RestoredTimes
+    ) -> list[tuple[int, int]]:
+        """Add halves that recovery has read from the log, up to the first one that is not plain.
+
+        `entries` are the queue entries from `first_offset` on, and `data` is a part of the log with
+        their records. Return due times, and for each of them the number of halves, one after the
+        other, that have it. A table may add fewer halves than it could, or none.
+        """
 
     def strand(self, half: Half) -> None: ...
     def find(self, queue_offset: int) -> Half | None: ...
@@ -282,7 +297,9 @@ class PythonHalfTable:
     def close(self, half: Half) -> None:
         self.remove(half)
         if half.key:
-            self._decided[half.group, half.topic, half.key] = half.queue_offset, half.log_offset
+            group_topic_key = half.group, half.topic, half.key
+            self._decided[group_topic_key] = half.queue_offset, half.log_offset
+            self._decided.move_to_end(group_topic_key)  # it may have been there from before
             if len(self._decided) > self._decided_max:
                 self._decided.popitem(last=False)
 
@@ -291,6 +308,11 @@ class PythonHalfTable:
     ) -> None:
         name = self._names.get
         self._decided[name(group, group), name(topic, topic), key] = queue_offset, log_offset
+
+    def restore(
+        self, first_offset: int, entries: bytes, data: bytes, data_begin: int, times: RestoredTimes
+    ) -> list[tuple[int, int]]:
+        return []  # recovery restores halves one by one, and this would be the same
 
     def strand(self, half: Half) -> None:
         half.is_stranded = True
@@ -371,6 +393,7 @@ class _StateFilter:
 
 _OPEN = _StateFilter(TransactionState.OPEN)
 _UNDECIDED = _StateFilter(TransactionState.OPEN, TransactionState.STRANDED)
+_NOT_OPEN = _StateFilter(*(state for state in TransactionState if state.name != "OPEN"))
 _DECIDED = _StateFilter(TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
 _STATES = tuple(TransactionState)
 
@@ -423,6 +446,10 @@ class HalfStates:
     def first_open(self, begin: int) -> int:
         """Return the first open half from `begin` on; `next_offset` if there is none."""
         return self._first(begin, _OPEN)
+
+    def first_not_open(self, begin: int) -> int:
+        """Return the first half from `begin` on that is not open; `next_offset` if all are."""
+        return self._first(begin, _NOT_OPEN)
 
     def first_undecided(self, begin: int) -> int:
         """Return the first open or stranded half from `begin` on, or `next_offset`."""

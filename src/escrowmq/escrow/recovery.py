@@ -26,6 +26,7 @@ skip is decided by ops, or it is open.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -62,6 +63,8 @@ log = logging.getLogger(__name__)
 # takes a quarter of a second. RocketMQ may have delivered a half that we parked and have lost the
 # op in a crash; then the delivered message is the only trace of it.
 TAKEOVER_LOOKUPS_MAX: Final = 10_000
+_LOG_OFFSET_MAX: Final = (1 << 63) - 1
+SINGLE_HALVES_MAX: Final = 4_096  # read one by one before the table is offered many again
 RECENT_HALVES_MAX: Final = 16_384  # whose keys are read at a start, in a fraction of a second
 
 
@@ -80,6 +83,19 @@ class HalfSummary(Protocol):
     def properties(self) -> bytes: ...
 
 
+class HalfWindow(Protocol):
+    """Queue entries of halves, and a part of the log that has their records."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def entries(self) -> bytes: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def data_begin(self) -> int: ...
+
+
 class TimeConversion(Protocol):
     """Converts times that an earlier process recorded to the time of this one.
 
@@ -91,6 +107,9 @@ class TimeConversion(Protocol):
     def now_ms(self) -> int: ...
     def stored_ms(self, stored_ms: int, log_offset: int) -> int:
         """Convert the stored time of a record."""
+
+    def same_until(self, log_offset: int) -> int:
+        """Return the log offset up to which equal stored times are converted equally."""
 
     def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
         """Convert a time of the broker that is written in a record."""
@@ -107,6 +126,9 @@ class UnchangedTimes:
 
     def stored_ms(self, stored_ms: int, log_offset: int) -> int:
         return stored_ms
+
+    def same_until(self, log_offset: int) -> int:
+        return _LOG_OFFSET_MAX
 
     def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
         return time_ms
@@ -128,6 +150,9 @@ class RecoveryLog(HalfLog, KeyLookup, Protocol):
     def record_summaries(
         self, topic: str, queue_id: int, begin: int, end: int
     ) -> Iterator[HalfSummary]: ...
+
+    def record_window(self, topic: str, queue_id: int, begin: int, end: int) -> HalfWindow | None:
+        """Return neighbouring records of a queue from `begin` on; None if they are far apart."""
 
     @property
     def last_record_offset(self) -> int: ...
@@ -357,30 +382,89 @@ def _read_undecided_halves(
     result: RecoveryResult,
     times: TimeConversion,
 ) -> None:
-    copies = _Copies(coordinator, store)
-    for summary in _undecided_summaries(coordinator, store, first_offset):
-        queue_offset = summary.queue_offset
-        state = coordinator.states.get(queue_offset)
-        result.half_count += 1
-        properties = parse_half(summary)
-        result.takeover.inspect_half(summary)
-        if state is None or properties is None:
-            continue
-        replaced_offsets: tuple[int, ...] = ()
-        previous = copies.find_previous(summary, properties)
-        if previous is not None:
-            # Appended again, by us or by RocketMQ: the newest copy is the half.
-            if coordinator.states.get(previous.queue_offset) is TransactionState.OPEN:
-                result.move_ops.append(coordinator.make_move_op(previous, now_ms=times.now_ms))
-            replaced_offsets = _replace_copy(coordinator, previous, queue_offset)
-        history = checks.get(queue_offset, _NO_CHECKS)
-        half = _restore_half(coordinator, summary, properties, state, history, times)
-        copies.add(half)
-        # Positions that the log has lost lead to it too: its producer may know no other one.
-        half.previous_offsets = tuple(
-            dict.fromkeys((*properties.previous_offsets, *replaced_offsets))
-        )
-        coordinator.aliases.update(dict.fromkeys(properties.previous_offsets, queue_offset))
+    """Read run by run. Most of a long queue may be decided, and none of that is read."""
+    copies, states = _Copies(coordinator, store), coordinator.states
+    offset = open_end = first_offset
+    while (offset := states.first_undecided(offset)) < states.next_offset:
+        end = states.first_decided(offset)
+        single_count = 1
+        while offset < end:
+            if offset >= open_end:
+                open_end = states.first_not_open(offset)
+            # Most halves are plain and open, and the table may be able to restore many at once.
+            count = _restore_many(coordinator, store, offset, min(end, open_end), checks, times)
+            offset += count
+            result.half_count += count
+            single_count = 1 if count else min(2 * single_count, SINGLE_HALVES_MAX)
+            single_end = min(end, offset + single_count)
+            for summary in store.record_summaries(names.HALF_TOPIC, 0, offset, single_end):
+                _report_gap(coordinator, offset, summary.queue_offset)
+                offset = summary.queue_offset + 1
+                _read_half(coordinator, summary, copies, checks, result, times)
+            _report_gap(coordinator, offset, single_end)
+            offset = single_end
+
+
+def _restore_many(
+    coordinator: TransactionCoordinator,
+    store: RecoveryLog,
+    begin: int,
+    end: int,
+    checks: dict[int, CheckHistory],
+    times: TimeConversion,
+) -> int:
+    """Let the table restore plain halves from an offset on, and return how many it took."""
+
+    def times_of(topic: str, group: str, stored_ms: int, log_offset: int) -> tuple[int, int, int]:
+        parked_ms = times.stored_ms(stored_ms, log_offset)
+        immunity_ms = coordinator.config.immunity_of_ms(topic, group, None)
+        return parked_ms, parked_ms + immunity_ms, times.same_until(log_offset)
+
+    halves, offset = coordinator.halves, begin
+    while (window := store.record_window(names.HALF_TOPIC, 0, offset, end)) is not None:
+        first_offset = offset
+        for due_ms, count in halves.restore(
+            offset, window.entries, window.data, window.data_begin, times_of
+        ):
+            coordinator.schedule.add_many(array("q", range(offset, offset + count)), due_ms)
+            offset += count
+        for queue_offset in range(first_offset, offset) if checks else ():
+            history, half = checks.get(queue_offset), halves.find(queue_offset)
+            if history is not None and half is not None:
+                _apply_history(coordinator, half, TransactionState.OPEN, history)
+        if offset - first_offset < window.count:
+            break  # the next one is not plain
+    return offset - begin
+
+
+def _read_half(
+    coordinator: TransactionCoordinator,
+    summary: HalfSummary,
+    copies: _Copies,
+    checks: dict[int, CheckHistory],
+    result: RecoveryResult,
+    times: TimeConversion,
+) -> None:
+    queue_offset = summary.queue_offset
+    state = coordinator.states.get(queue_offset)
+    result.half_count += 1
+    properties = parse_half(summary)
+    result.takeover.inspect_half(summary)
+    if state is None or properties is None:
+        return
+    replaced_offsets: tuple[int, ...] = ()
+    previous = copies.find_previous(summary, properties)
+    if previous is not None:
+        # Appended again, by us or by RocketMQ: the newest copy is the half.
+        if coordinator.states.get(previous.queue_offset) is TransactionState.OPEN:
+            result.move_ops.append(coordinator.make_move_op(previous, now_ms=times.now_ms))
+        replaced_offsets = _replace_copy(coordinator, previous, queue_offset)
+    history = checks.get(queue_offset, _NO_CHECKS)
+    half = _restore_half(coordinator, summary, properties, state, history, times)
+    copies.add(half)
+    # Positions that the log has lost lead to it too: its producer may know no other one.
+    half.previous_offsets = tuple(dict.fromkeys((*properties.previous_offsets, *replaced_offsets)))
+    coordinator.aliases.update(dict.fromkeys(properties.previous_offsets, queue_offset))
 
 
 class _Copies:
@@ -422,21 +506,6 @@ class _Copies:
         return None if record is None else origin_of(record)
 
 
-def _undecided_summaries(
-    coordinator: TransactionCoordinator, store: RecoveryLog, first_offset: int
-) -> Iterator[HalfSummary]:
-    """Yield run by run. Most of a long queue may be decided, and none of that is read."""
-    offset = first_offset
-    while (offset := coordinator.states.first_undecided(offset)) < coordinator.states.next_offset:
-        end = coordinator.states.first_decided(offset)
-        for summary in store.record_summaries(names.HALF_TOPIC, 0, offset, end):
-            _report_gap(coordinator, offset, summary.queue_offset)
-            offset = summary.queue_offset + 1
-            yield summary
-        _report_gap(coordinator, offset, end)
-        offset = end
-
-
 def _report_gap(coordinator: TransactionCoordinator, begin: int, end: int) -> None:
     """Report halves that no op decides and that the log cannot read."""
     if begin < end:
@@ -475,6 +544,13 @@ def _restore_half(
         if is_stranded and state is TransactionState.OPEN:
             state = STRANDED
             coordinator.states.put(half.queue_offset, state)
+    _apply_history(coordinator, half, state, history)
+    return half
+
+
+def _apply_history(
+    coordinator: TransactionCoordinator, half: Half, state: TransactionState, history: CheckHistory
+) -> None:
     if state is STRANDED:
         coordinator.halves.strand(half)
         half.reason = "stranded before the broker started"
@@ -484,7 +560,6 @@ def _restore_half(
         coordinator.check_sent(half, history.last_check_ms)
     half.unknown_answers = min(half.unknown_answers + history.unknown_answers, half.checks)
     half.last_remark = history.last_remark
-    return half
 
 
 def _replace_copy(

@@ -29,6 +29,7 @@ from escrowmq.store.damage import DamageKind, DamageReports
 from escrowmq.store.disk import Disk, read_file, replace_file
 
 AGES_PATH: Final = "escrowmq.ages"
+_LOG_OFFSET_MAX: Final = (1 << 63) - 1
 MARK_INTERVAL_MS: Final = 1_000
 # What a damaged file costs.
 WITHOUT_AGES: Final = "the segments count as just written and are kept longer"
@@ -175,6 +176,11 @@ class PastTimes:
             age_max_ms += _DOWNTIME_MAX_MS
         age_ms = self.now_ms - stored_ms
         return self.now_ms - (age_ms if age_min_ms <= age_ms <= age_max_ms else age_min_ms)
+
+    def same_until(self, log_offset: int) -> int:
+        """Return the log offset up to which equal stored times are converted equally."""
+        index = bisect_right(self.marks, log_offset, key=_log_end)
+        return self.marks[index].log_end if index < len(self.marks) else _LOG_OFFSET_MAX
 
     def broker_ms(self, time_ms: int, log_offset: int, stored_ms: int) -> int:
         """Convert a time that the broker wrote into the record at a log offset.

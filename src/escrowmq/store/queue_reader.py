@@ -257,6 +257,15 @@ class RecordSummary(msgspec.Struct, frozen=True, gc=False):
     properties: bytes
 
 
+class RecordWindow(msgspec.Struct, frozen=True, gc=False):
+    """Queue entries, and a part of the log that has their records."""
+
+    count: int
+    entries: bytes
+    data: bytes
+    data_begin: int  # log offset
+
+
 def read_record_summary(
     log: CommitLog, queue_offset: int, log_offset: int, size: int
 ) -> RecordSummary | None:

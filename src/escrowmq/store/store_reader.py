@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -22,6 +23,7 @@ from escrowmq.store.queue_reader import (
     EntryFilter,
     QueueRead,
     RecordSummary,
+    RecordWindow,
     first_stored_ms,
     offset_by_time,
     read_queue,
@@ -29,6 +31,8 @@ from escrowmq.store.queue_reader import (
 )
 
 _TIME_MAX_MS: Final = 1 << 62
+_WINDOW_BYTES_MAX: Final = 1 << 20
+_RECORD_DISTANCE_MAX: Final = 16 * 1024  # on average; to read what is between them costs more
 
 
 class StoreReader:
@@ -187,6 +191,35 @@ class StoreReader:
                 if summary is not None:
                     yield summary
                 offset += 1
+
+    def record_window(self, topic: str, queue_id: int, begin: int, end: int) -> RecordWindow | None:
+        """Return neighbouring records of a queue from `begin` on, at most a mebibyte.
+
+        Nothing is checked; an entry may point anywhere. Return None if the records are far apart,
+        or if they cannot be read.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.first_offset <= begin < min(end, queue.next_offset):
+            return None
+        entries = bytes(queue.entries(begin, min(end, queue.next_offset) - begin))
+        data_begin, _, _ = ENTRY.unpack_from(entries)
+        segment_bytes = self._log.segment_bytes
+        segment_end = (data_begin // segment_bytes + 1) * segment_bytes
+        data_end_max = min(data_begin + _WINDOW_BYTES_MAX, segment_end)
+
+        def record_end(index: int) -> int:
+            log_offset, size, _ = ENTRY.unpack_from(entries, index * ENTRY.size)
+            return int(log_offset + size)
+
+        # Log offsets increase from entry to entry, so the last one that fits is found by bisection.
+        count = bisect_right(range(len(entries) // ENTRY.size), data_end_max, key=record_end)
+        if not count or record_end(count - 1) - data_begin > count * _RECORD_DISTANCE_MAX:
+            return None
+        try:
+            data = bytes(self._log.view(data_begin, record_end(count - 1)))
+        except (RecordNotFound, CorruptRecord):
+            return None
+        return RecordWindow(count, entries[: count * ENTRY.size], data, data_begin)
 
     def min_offset(self, topic: str, queue_id: int) -> QueueOffset:
         """Return the offset of the oldest message of a queue; 0 if the queue does not exist."""
