@@ -1,4 +1,5 @@
-"""Hypothesis profiles: "ci" by default, "long" for a night of fuzzing (HYPOTHESIS_PROFILE=long).
+"""Hypothesis profiles: "ci" by default, "long" for a night of fuzzing (HYPOTHESIS_PROFILE=long),
+"find" where it only matters whether a test fails.
 
 A test that is a coroutine runs in a loop of its own. Tests of the Spark session come first. A test
 marked `both_paths` runs with the native module and without it.
@@ -11,12 +12,15 @@ import inspect
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from escrowmq.native import SWITCH, load_native
 
 settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True)
 settings.register_profile("long", deadline=None, max_examples=1_000, print_blob=True)
+settings.register_profile(
+    "find", deadline=None, max_examples=60, phases=[Phase.explicit, Phase.generate], database=None
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -530,3 +530,64 @@ fn unescape(raw: &[u8], decoded: &mut Vec<u8>) -> Option<()> {
     decoded.extend_from_slice(rest);
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEND: &str = r#"{"code":310,"extFields":{"a":"g","b":"T","e":"1","i":"UNIQ_KEY\u0001A\u0002"},"flag":2,"opaque":-7}"#;
+    const END: &str = r#"{"code":37,"extFields":{"producerGroup":"g","tranStateTableOffset":"3","commitLogOffset":"99","commitOrRollback":"12"},"flag":0,"opaque":7,"remark":null}"#;
+
+    // Miri takes seconds for what takes microseconds.
+    const STEP: usize = if cfg!(miri) { 23 } else { 1 };
+
+    #[test]
+    fn a_send_is_read() {
+        let mut properties = b"of the request before".to_vec();
+        let (head, fields) = parse(SEND.as_bytes(), &mut properties).unwrap();
+        assert_eq!((head.opaque, head.is_oneway), (-7, true));
+        assert_eq!(properties, b"UNIQ_KEY\x01A\x02");
+        let PlainHeader::Send(send) = fields else {
+            panic!("it is a send");
+        };
+        assert_eq!((send.topic, send.queue_id), (&b"T"[..], 1));
+    }
+
+    #[test]
+    fn an_end_is_read() {
+        let (_, fields) = parse(END.as_bytes(), &mut Vec::new()).unwrap();
+        let expected = EndHeader {
+            group: b"g",
+            queue_offset: 3,
+            log_offset: 99,
+            is_commit: false,
+        };
+        assert_eq!(fields, PlainHeader::End(expected));
+    }
+
+    #[test]
+    fn a_header_that_is_cut_or_damaged_does_no_harm() {
+        for text in [SEND, END] {
+            for end in (0..text.len()).step_by(STEP) {
+                assert!(parse(&text.as_bytes()[..end], &mut Vec::new()).is_none());
+                for byte in [0, b'"', b'\\', b'{', b'9', 0xFF] {
+                    let mut damaged = text.as_bytes().to_vec();
+                    damaged[end] = byte;
+                    let _ = parse(&damaged, &mut Vec::new());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_have_one_form() {
+        assert_eq!(decimal(b"-12"), Some(-12));
+        assert_eq!(
+            decimal(b"999999999999999999"),
+            Some(999_999_999_999_999_999)
+        );
+        for text in ["", "-", "-0", "01", "+1", " 1", "1000000000000000000"] {
+            assert_eq!(decimal(text.as_bytes()), None, "{text}");
+        }
+    }
+}

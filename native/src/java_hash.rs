@@ -22,3 +22,16 @@ pub fn index_hash(topic_hash: u32, key: &[u8]) -> u32 {
 pub fn topic_hash(topic: &[u8]) -> u32 {
     extend(extend(0, topic), b"#")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_java() {
+        assert_eq!(tags_code(b"TagA"), 2_598_919);
+        assert_eq!(tags_code(b"polygenelubricants"), i64::from(i32::MIN));
+        assert_eq!(index_hash(0, b"polygenelubricants"), 0);
+        assert_eq!(topic_hash(b"T"), 84 * 31 + 35);
+    }
+}

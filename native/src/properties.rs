@@ -90,3 +90,31 @@ pub fn index_keys<'a>(parsed: &PlainProperties<'a>) -> impl Iterator<Item = &'a 
             .filter(|key| !key.is_empty()),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF: &[u8] = b"UNIQ_KEY\x01A1\x02TRAN_MSG\x01true\x02PGROUP\x01g\x02KEYS\x01k1  k2\x02";
+
+    #[test]
+    fn a_half_has_a_mark_and_keys() {
+        let parsed = parse(HALF).unwrap();
+        let (begin, end) = parsed.half_mark.unwrap();
+        assert_eq!(&HALF[begin..end], b"TRAN_MSG\x01true\x02");
+        let keys: Vec<&[u8]> = index_keys(&parsed).collect();
+        assert_eq!(keys, [&b"A1"[..], b"k1", b"k2"]);
+    }
+
+    #[test]
+    fn properties_that_are_cut_or_damaged_do_no_harm() {
+        for end in 0..HALF.len() {
+            let _ = parse(&HALF[..end]);
+            for byte in [0, 1, 2, b'_', 0xFF] {
+                let mut damaged = HALF.to_vec();
+                damaged[end] = byte;
+                let _ = parse(&damaged);
+            }
+        }
+    }
+}

@@ -165,3 +165,48 @@ fn get_u32(data: &[u8], position: usize) -> u32 {
         data[position + 3],
     ])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_half_that_is_encoded_is_read_again() {
+        let fields = Fields {
+            queue_id: 1,
+            flag: 17,
+            queue_offset: 2,
+            log_offset: 3,
+            sys_flag: 1,
+            born_ms: 1_700_000_000_123,
+            born_host: *b"hostport",
+            stored_ms: 4,
+            store_host: [0; 8],
+            reconsume_times: 5,
+            prepared_offset: 6,
+        };
+        let properties: &[&[u8]] = &[b"UNIQ_KEY\x01A\x02", b"TRAN_MSG\x01true\x02"];
+        let parts = Parts {
+            body: b"hello",
+            topic: b"T",
+            properties,
+            body_crc: None,
+        };
+        let mut log = Vec::new();
+        encode(&mut log, &fields, &parts, true);
+        assert_eq!(log.len(), parts.record_bytes(true));
+        let half = read_half(&log, properties[0].len()).unwrap();
+        assert_eq!(
+            (half.body, half.final_properties),
+            (&b"hello"[..], properties[0])
+        );
+        assert_eq!((half.flag, half.sys_flag, half.reconsume_times), (17, 1, 5));
+        assert_eq!(
+            (half.born_ms, half.born_host),
+            (fields.born_ms, fields.born_host)
+        );
+        for end in 0..log.len() {
+            let _ = read_half(&log[..end], properties[0].len());
+        }
+    }
+}
