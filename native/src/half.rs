@@ -280,6 +280,9 @@ struct NameTotals {
     totals: HalfTotals,
 }
 
+/// The queue of decided halves may be so many times longer than the number of its keys.
+const DECIDED_FACTOR_MAX: usize = 4;
+
 /// A half that was decided lately, as far as a repeated send is concerned.
 struct DecidedHalf {
     group: Arc<Name>,
@@ -397,7 +400,10 @@ impl HalfTable {
         if let Some(entry) = found {
             entry.remove();
         }
-        if self.decided.len() >= self.decided_max {
+        // Those that were remembered again are in the queue twice, and only the index tells.
+        while self.decided_index.len() >= self.decided_max
+            || self.decided.len() >= DECIDED_FACTOR_MAX * self.decided_max
+        {
             self.drop_oldest_decided();
         }
         let number = self.decided_dropped + self.decided.len() as u64;

@@ -82,7 +82,7 @@ class Endpoint:
         self.connection.receive(data)
         return self.connection.events()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Body) -> None:
         if self.is_open:
             self._outgoing += data
 
