@@ -390,6 +390,8 @@ class RemotingServer:
         for index in order:
             connection, _, incomplete, data = chunks[index]
             rest, is_stopped = leftovers.get(index, _NOTHING_LEFT)
+            if not rest and not incomplete and not connection.is_silent:
+                continue  # as most are: whole plain requests, and not the first ones
             is_new_frame = len(rest) < len(incomplete) + len(data)
             try:
                 connection.receive_leftover(rest, is_stopped=is_stopped, is_new_frame=is_new_frame)

@@ -90,7 +90,7 @@ class ServerConnection(asyncio.Protocol):
         self._is_held = False
         self._has_read_enough = False  # in this turn
         self._closes_when_sent = False  # nothing more is read, and responses are sent to the end
-        self._is_silent = True  # no complete request has arrived yet
+        self.is_silent = True  # no complete request has arrived yet
         self._has_account = False
         self._pending_calls: dict[Call, _PendingCall] = {}
         # Calls on other connections that wait for this one: its requests are responded to by them.
@@ -164,8 +164,8 @@ class ServerConnection(asyncio.Protocol):
         `is_stopped`: it begins with a request that is not plain. Otherwise it is the beginning of
         a frame; `is_new_frame`: another one than before.
         """
-        if self._is_silent and is_new_frame:
-            self._is_silent = False
+        if self.is_silent and is_new_frame:
+            self.is_silent = False
             self._server.request_received(self)
         if is_stopped:
             self._receive(rest)
@@ -182,7 +182,7 @@ class ServerConnection(asyncio.Protocol):
             server.schedule_turn()
             self.last_active_s = server.turn_start_s
             events = connection.events()
-            if self._is_silent:
+            if self.is_silent:
                 events = self._watch_first(events)
             remaining_work = server.handle_events(self, events)
         except RemoteProtocolError as error:
@@ -208,8 +208,8 @@ class ServerConnection(asyncio.Protocol):
     def _watch_first(self, events: Iterator[Event]) -> Iterator[Event]:
         """Yield the events, and note that the connection is not silent before the first."""
         for event in events:
-            if self._is_silent:
-                self._is_silent = False
+            if self.is_silent:
+                self.is_silent = False
                 self._server.request_received(self)
             yield event
 
