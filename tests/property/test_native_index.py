@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,3 +66,20 @@ def test_words_are_written_wherever_they_are(words: dict[int, bytes], random: ob
         apply_changes(disk, [FileChange("index/1", 130_000, [], encoded)], native)
         contents.append(read_file(disk, "index/1"))
     assert contents[0] == contents[1]
+
+
+def test_a_slot_with_the_number_of_no_entry_counts_as_empty() -> None:
+    """It is damaged: entries are numbered from 1, and the new one is the 5th."""
+    assert NATIVE.module is not None
+    column = (1).to_bytes(8, sys.byteorder)
+    for held, previous in ((4, 4), (5, 0), (2**31, 0)):
+        linked = NATIVE.module.link_entries(
+            (3).to_bytes(4, sys.byteorder),
+            column,
+            column,
+            begin_ms=0,
+            slot_count=1,
+            first=5,
+            slots=held.to_bytes(4, "big"),
+        )
+        assert bytes(linked.entries)[-4:] == previous.to_bytes(4, "big")

@@ -140,6 +140,13 @@ class PathRun:
                 noted = requests.plain_halves if is_plain else requests.open_halves
                 noted.append((half.group, half.queue_offset, half.log_offset))
 
+    def park_half(self) -> tuple[str, int, int]:
+        """Let both paths store a half. Return its group, queue offset and log offset."""
+        self.pair.receive(0, self.requests.half())
+        self.pair.end_turn()
+        self.note_halves(is_plain=True)
+        return self.requests.plain_halves[-1]
+
     def kill(self) -> None:
         self.pair.kill()
         self.requests.forget_plain()
@@ -299,6 +306,54 @@ def test_a_send_with_an_invalid_escape_stores_nothing(valid: str, invalid: str) 
         assert paths.pair.native.store.end == log_end
 
     asyncio.run(run())
+
+
+def test_a_refused_batch_can_be_sent_again() -> None:
+    """Nothing stays reserved: neither the keys of new halves, nor halves that were to be ended."""
+
+    async def run() -> None:
+        paths = PathRun(8, is_sync=False, limits=None)
+        half = paths.park_half()
+        data = paths.requests.half() + commit(half, opaque=1)
+        for path in paths.pair.both:
+            path.store.has_disk_space = False
+        paths.pair.receive(0, data)
+        assert len(paths.pair.end_turn()[0]) == 2
+        for path in paths.pair.both:
+            path.store.has_disk_space = True
+        paths.pair.receive(0, data)
+        assert [b'"code":0' in frame for frame in paths.pair.end_turn()[0]] == [True, True]
+
+    asyncio.run(run())
+
+
+def test_a_half_that_is_committed_twice_in_a_turn_has_one_final() -> None:
+    async def run() -> None:
+        paths = PathRun(9, is_sync=False, limits=None)
+        half = paths.park_half()
+        paths.pair.receive(0, commit(half, opaque=1) + commit(half, opaque=2))
+        assert len(paths.pair.end_turn()[0]) == 2
+        assert (
+            sum(paths.pair.native.broker.transactions.coordinator.counters.committed.values()) == 1
+        )
+
+    asyncio.run(run())
+
+
+def test_both_paths_do_the_same_with_odd_requests_one_by_one() -> None:
+    """A random run has few of each kind."""
+
+    async def run() -> None:
+        paths = PathRun(10, is_sync=False, limits=None)
+        for _ in range(600):
+            paths.pair.receive(0, paths.requests.odd())
+            paths.pair.end_turn()
+
+    asyncio.run(run())
+
+
+def commit(half: tuple[str, int, int], *, opaque: int) -> bytes:
+    return request_bytes(END, end_fields(*half, COMMIT), opaque=opaque)
 
 
 def test_a_connection_has_its_share_of_a_turn_in_the_native_path() -> None:

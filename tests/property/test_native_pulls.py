@@ -178,8 +178,13 @@ class PullRun:
             self.on_both(lambda path: path.broker.groups.put(group, now_ms=0))
 
     def reset_offset(self) -> None:
-        offsets = {self.random.randrange(2): self.random.randrange(20)}
+        queue_id = self.random.randrange(2)
+        offsets = {queue_id: self.random.randrange(20)}
         self.on_both(lambda path: path.broker.offsets.reset("T", "readers", offsets))
+        # One pull gets it. Of several connections, it could be any.
+        fields = {"consumerGroup": "readers", "topic": "T", "queueId": str(queue_id)}
+        self.pair.receive(0, self.pull(**fields))
+        self.pair.end_turn()
 
     def change_limits(self) -> None:
         consume = ConsumeConfig(

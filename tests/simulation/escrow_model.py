@@ -31,6 +31,9 @@ QUEUES: list[Queue] = [("T", 0), ("T", 1), ("U", 0)]
 COMMITTED, ROLLED_BACK = TransactionState.COMMITTED.text, TransactionState.ROLLED_BACK.text
 
 
+CLOCK_JUMP_MS = 100
+
+
 @dataclass(frozen=True)
 class Message:
     """A message of a transaction, or of an attempt of a writer's batch."""
@@ -84,6 +87,7 @@ class EscrowModel:
     check_counts: Counter[str] = field(default_factory=Counter)
     durable_check_counts: Counter[str] = field(default_factory=Counter)
     last_check_s: dict[str, float] = field(default_factory=dict)
+    start_ms: float = 0.0  # when the simulation began, by the clock of the last start
     checked_in_turn: set[str] = field(default_factory=set)
     unjournaled: set[str] = field(default_factory=set)  # checked, but the journal write failed
     resumed: set[str] = field(default_factory=set)  # by an operator, so a check is due at once
@@ -239,6 +243,11 @@ class EscrowModel:
         self.check_durable(process)
         self.flushed_offset = process.store.flushed_offset
         coordinator = process.broker.transactions.coordinator
+        start_ms = process.now_ms() - process.clock.elapsed_s() * 1000
+        if abs(start_ms - self.start_ms) > CLOCK_JUMP_MS:
+            # How long the broker was down is not known then, so a check may come early.
+            self.last_check_s.clear()
+        self.start_ms = start_ms
         for key, reported in self.reported_states.items():
             queue_offset = self.parked[key][0]
             state = coordinator.states.get(queue_offset)

@@ -8,6 +8,7 @@ after a failed flush, the kernel may have dropped what it could not write.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 
 import pytest
@@ -46,11 +47,22 @@ class FaultySimulation(Simulation):
         self.power_cut()
 
 
+def is_unexpected(record: logging.LogRecord) -> bool:
+    """Return whether a traceback in the log is a bug.
+
+    The broker refuses an append that has no memory, and logs it with a traceback, as any error that
+    is no StoreError. Here it is the fault itself.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, MemoryError) and str(error).endswith("made to fail"))
+
+
 def run_with_fault(error: type[Exception], call: int) -> bool:
     """Run the scenario until all is decided. Return whether it has so many calls before a cut."""
     with FaultySimulation(SEED) as simulation:
         simulation.survivals = ("none", "mixed")
         simulation.checks_disk = False
+        simulation.traceback_collector.addFilter(is_unexpected)
         disk = simulation.disk
         disk.error, disk.fail_at = error, call
         for _ in scenario(simulation):

@@ -13,6 +13,7 @@ from escrowmq.remoting.frame import encode_frame
 
 SEND_V2, SEND, END = 310, 10, 37
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
+NEGATIVE_TAG = "polygenelubricants"  # its hash is negative
 
 
 def request_bytes(
@@ -137,7 +138,7 @@ class RequestGenerator:
         values = {"UNIQ_KEY": f"7F00000100{self._key:06X}"}
         self.keys.append(values["UNIQ_KEY"])
         if random.random() < 0.5:
-            values["TAGS"] = random.choice(["paid", "TagA", "x", "a-long-tag-with-a-minus"])
+            values["TAGS"] = random.choice(["paid", "TagA", "x", NEGATIVE_TAG])
         if random.random() < 0.4:
             values["KEYS"] = random.choice(["k1", "k1 k2", "order-77", " lead", "k1  k3 "])
         if random.random() < 0.4:

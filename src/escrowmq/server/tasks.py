@@ -503,6 +503,7 @@ class Ticker:
         self._next_tick_ms = next_tick_ms
         self._loop = asyncio.get_running_loop()
         self._is_due = asyncio.Event()
+        self._is_pausing = False
         self._tick_timer: asyncio.TimerHandle | None = None
         self._plan_timer: asyncio.TimerHandle | None = None
 
@@ -510,10 +511,12 @@ class Ticker:
         """Sleep until the next tick. What becomes due meanwhile shortens it, see `turn_ended`."""
         await asyncio.sleep(0)  # the turn that follows the last tick comes first
         self._is_due.clear()
-        self._plan()
+        self._is_pausing = True
         try:
+            self._plan()
             await self._is_due.wait()
         finally:
+            self._is_pausing = False
             for timer in (self._tick_timer, self._plan_timer):
                 if timer is not None:
                     timer.cancel()
@@ -524,7 +527,8 @@ class Ticker:
 
         This is called thousands of times a second and costs next to nothing if a plan is pending.
         """
-        if self._plan_timer is None:
+        # Not while it ticks, because the next pause begins with a plan, nor when it has ended.
+        if self._is_pausing and self._plan_timer is None:
             self._plan_timer = self._loop.call_later(PLAN_INTERVAL_S, self._plan)
 
     def _plan(self) -> None:
