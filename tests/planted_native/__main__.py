@@ -17,6 +17,7 @@ ROOT: Final = Path(__file__).parents[2]
 TESTS: Final = (
     "tests/contract/test_half_table.py",
     "tests/property/test_native_path.py",
+    "tests/property/test_native_pulls.py",
     "tests/property/test_native_index.py",
     "tests/property/test_native_reads.py",
 )

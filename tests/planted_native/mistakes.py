@@ -172,4 +172,46 @@ MISTAKES: Final = (
         "        if self._when_flushed is None:\n",
         "        if self._when_flushed is None or batch:\n",
     ),
+    Mistake(
+        "pull: hidden messages are delivered",
+        "native/src/pull.rs",
+        'getattr("visible_end")',
+        'getattr("next_offset")',
+    ),
+    Mistake(
+        "pull: tags are not compared",
+        "native/src/pull.rs",
+        "codes.is_none_or(|codes| codes.contains(&entry.tags_code))",
+        "codes.is_none_or(|_| true)",
+    ),
+    Mistake(
+        "pull: the byte limit is passed by one record",
+        "native/src/pull.rs",
+        "if bytes > plan.fields.bytes_max && !selected.is_empty() {",
+        "if bytes > plan.fields.bytes_max && selected.len() > 1 {",
+    ),
+    Mistake(
+        "pull: plans outlive what they depend on",
+        "native/src/pull.rs",
+        "if self.version != version {",
+        "if self.version.0 != version.0 {",
+    ),
+    Mistake(
+        "pull: the offset is not committed",
+        "native/src/pull.rs",
+        "if plan.sys_flag & FLAG_COMMIT_OFFSET != 0 {",
+        "if plan.sys_flag & FLAG_COMMIT_OFFSET > 1 {",
+    ),
+    Mistake(
+        "pull: checksums are not compared",
+        "native/src/log_check.rs",
+        "(is_checked || has_right_checksum(bytes, body))",
+        "(is_checked || !body.is_empty() || has_right_checksum(bytes, body))",
+    ),
+    Mistake(
+        "pull: plans are found by fewer fields",
+        "native/src/pull.rs",
+        "            && self.names.subscription.as_deref() == header.subscription\n",
+        "",
+    ),
 )

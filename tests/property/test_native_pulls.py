@@ -37,6 +37,14 @@ pytestmark = pytest.mark.skipif(
 PULL, LITE_PULL, HEARTBEAT = 11, 361, 34
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 GROUPS = ("readers", "audit")
+ALL_OF_QUEUE = {
+    "consumerGroup": "readers",
+    "topic": "T",
+    "queueId": "0",
+    "maxMsgNums": "32",
+    "sysFlag": "4",
+    "subscription": "*",
+}
 TAGS = ("*", "paid", "TagA || x", "never-sent", "")
 
 
@@ -257,6 +265,26 @@ def test_most_pulls_take_the_native_path() -> None:
         native = run.pair.native.broker
         assert native.native_requests is not None
         assert native.native_requests.count > 60 + 80
+
+    asyncio.run(run())
+
+
+def test_hidden_messages_and_the_byte_limit_are_respected() -> None:
+    async def run() -> None:
+        run = PullRun(4)
+        run.send(60)
+        run.on_both(lambda path: path.store.hide("T", 0, path.store.max_offset("T", 0)))
+        run.send(30)
+        end = run.pair.python.store.max_offset("T", 0)
+        for offset in (0, end - 1, end):
+            for limit in ("1500", "20000"):
+                run.pair.receive(0, run.pull(**ALL_OF_QUEUE, queueOffset=str(offset)))
+                fields = {**ALL_OF_QUEUE, "queueOffset": str(offset), "maxMsgBytes": limit}
+                run.pair.receive(1, run.pull(**fields))
+                run.pair.end_turn()
+        run.on_both(lambda path: path.store.unhide("T", 0))
+        run.pair.receive(0, run.pull(**ALL_OF_QUEUE, queueOffset=str(end)))
+        assert b"FOUND" in run.pair.end_turn()[0][0]
 
     asyncio.run(run())
 
