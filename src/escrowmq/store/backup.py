@@ -9,7 +9,11 @@ The order makes sure that no file of the copy refers to something that its log d
 5. copy the log up to that end.
 
 Key index and checkpoint are not copied. The first start on the copy reads the copied log once and
-rebuilds queues and index. `escrowmq.backup` is written last: a copy without it is incomplete.
+rebuilds queues and index. A flush mark says how far the log was durable, so that the start takes no
+damaged record for a torn end. `escrowmq.backup` is written last: a copy without it is incomplete.
+
+A damaged store is backed up only if the operator allows it. The manifest lists the damage then, and
+a restored copy must have this damage and no other.
 """
 
 from __future__ import annotations
@@ -20,11 +24,13 @@ from typing import Final
 import msgspec
 
 from escrowmq.errors import StoreDamaged, StoreError, StoreFailed
-from escrowmq.store.check import CheckReport, check_store, is_store
+from escrowmq.store.check import CheckReport, Severity, check_store, is_store
 from escrowmq.store.config_files import CONFIG_DIRECTORY as CONFIG_DIRECTORY
 from escrowmq.store.consume_queue import QUEUE_DIRECTORY as QUEUE_DIRECTORY
 from escrowmq.store.disk import Disk, parent_directory, read_file, replace_file, write_file
+from escrowmq.store.flush_marks import FlushMarks
 from escrowmq.store.log_files import LogFiles
+from escrowmq.store.recovery import SavedState
 from escrowmq.store.snapshot_files import TRANSACTIONS_PATH
 from escrowmq.store.store import ABORT_PATH
 
@@ -37,7 +43,15 @@ _ZEROS: Final = bytes(_CHUNK_BYTES)
 ProgressCallback = Callable[[int, int], None]  # copied bytes of the log, total bytes
 
 
-class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupDamage(msgspec.Struct, frozen=True, kw_only=True):
+    """Damage that was in a store when it was backed up; the field names are stored."""
+
+    where: str
+    position: int | None
+    what: str
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of escrowmq.backup; the field names are stored."""
 
     log_begin: int
@@ -45,6 +59,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     made_ms: int
     source: str = ""
+    damage: tuple[BackupDamage, ...] = ()
 
 
 def check_target_is_empty(disk: Disk) -> None:
@@ -63,12 +78,14 @@ def back_up(
     *,
     now_ms: int,
     source_name: str = "",
+    allow_damage: bool = False,
     on_progress: ProgressCallback = lambda copied, total: None,
 ) -> tuple[BackupManifest, CheckReport]:
     """Copy a store and check the copy.
 
     `get_log_end` is called once, after the files that must not be newer than the log are copied.
-    Raises StoreDamaged if the copy is damaged, and StoreError if the target is not empty.
+    Raises StoreDamaged if the copy is damaged, unless `allow_damage` is set, and StoreError if the
+    target is not empty.
     """
     check_target_is_empty(target)
     write_file(target, ABORT_PATH, b"")  # makes the first start recover, as after a crash
@@ -80,10 +97,22 @@ def back_up(
     _copy_files(source, target, metadata)
     _copy_files(source, target, _queue_files(source))
     begin = _copy_log(source, target, end, on_progress)
+    FlushMarks(target, end).close()
     report = _check_copy(target)
-    _raise_if_damaged(report, end)
+    damage = _damage_in(report)
+    if damage and not allow_damage:
+        raise StoreDamaged(
+            f"the store is damaged, first in {damage[0].where}: {damage[0].what} "
+            "(to back it up as it is, use --allow-damage)"
+        )
+    _raise_if_shorter(report, end)
     manifest = BackupManifest(
-        log_begin=begin, log_end=end, records=report.records, made_ms=now_ms, source=source_name
+        log_begin=begin,
+        log_end=end,
+        records=report.records,
+        made_ms=now_ms,
+        source=source_name,
+        damage=damage,
     )
     replace_file(target, MANIFEST_PATH, msgspec.json.encode(manifest))
     return manifest, report
@@ -102,13 +131,33 @@ def restore(
     configs = [f"{CONFIG_DIRECTORY}/{name}" for name in backup.names(CONFIG_DIRECTORY)]
     _copy_files(backup, target, [*configs, TRANSACTIONS_PATH, *_queue_files(backup)])
     _copy_log(backup, target, manifest.log_end, on_progress)
+    FlushMarks(target, manifest.log_end).close()
     report = _check_copy(target)
-    _raise_if_damaged(report, manifest.log_end)
+    for damage in _damage_in(report):
+        if damage not in manifest.damage:
+            raise StoreDamaged(f"the copy is damaged: {damage.where}: {damage.what}")
+    _raise_if_shorter(report, manifest.log_end)
     if report.records != manifest.records:
         raise StoreDamaged(
             f"the copy has {report.records} records, but {manifest.records} were backed up"
         )
     return manifest, report
+
+
+def stored_log_end(disk: Disk) -> int:
+    """Return the log offset at which a store ends that no broker uses, by reading its log.
+
+    Damaged records at the end belong to it if they were durable: a backup must not lose them
+    without a word.
+    """
+    log = LogFiles(disk)
+    try:
+        saved = SavedState.load(disk, was_clean=not disk.exists(ABORT_PATH))
+        for _ in log.scan(history=saved.history(log.segment_bytes, queues=disk)):
+            pass
+        return log.end
+    finally:
+        log.close()
 
 
 def read_manifest(backup: Disk) -> BackupManifest:
@@ -129,10 +178,15 @@ def _check_copy(target: Disk) -> CheckReport:
     return CheckReport(stopped_cleanly=False)  # the store never had a message
 
 
-def _raise_if_damaged(report: CheckReport, log_end: int) -> None:
-    if not report.is_clean:
-        first = next(finding for finding in report.findings if finding.severity.name == "DAMAGE")
-        raise StoreDamaged(f"the copy is damaged: {first.where}: {first.what}")
+def _damage_in(report: CheckReport) -> tuple[BackupDamage, ...]:
+    return tuple(
+        BackupDamage(where=finding.where, position=finding.position, what=finding.what)
+        for finding in report.findings
+        if finding.severity is Severity.DAMAGE
+    )
+
+
+def _raise_if_shorter(report: CheckReport, log_end: int) -> None:
     if report.log_end != log_end:
         raise StoreDamaged(f"the copied log ends at {report.log_end}, not at {log_end}")
 

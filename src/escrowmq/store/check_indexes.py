@@ -267,7 +267,7 @@ class QueueCheck:
             else f"entry {first} is missing"
         )
         # Without a checkpoint of ours, a crash explains missing entries only at the end of the log.
-        is_crash = not self._shutdown.was_clean and self._shutdown.durable_end is None
+        is_crash = not self._shutdown.was_clean and self._shutdown.checkpoint is None
         if self._shutdown.will_be_rebuilt(log_offset) or (at_log_end and is_crash):
             self._findings.add_note(*queue.locate(first), f"{entries}: the next start restores it")
         else:

@@ -131,6 +131,36 @@ def test_a_backup_or_restore_that_is_not_possible_is_refused_with_the_reason(
         assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_damaged_store_is_backed_up_on_request_and_its_other_messages_are_restored(
+    tmp_path: Path,
+) -> None:
+    with Server(tmp_path / "first") as server, server.client() as client:
+        client.create_topic("orders")
+        for number in range(20):
+            client.send("orders", b"message %d" % number)
+    [log] = (server.data / "commitlog").iterdir()
+    content = log.read_bytes()
+    with log.open("r+b") as file:  # the last one: what was acknowledged is no torn end
+        file.seek(content.index(b"message 19"))
+        file.write(b"MESSAGE 19")
+    refused = run_store("backup", server.data, tmp_path / "refused")
+    assert refused.returncode == 2
+    assert "--allow-damage" in refused.stderr
+    backup = run_store("backup", server.data, tmp_path / "backup", "--allow-damage", "--json")
+    assert backup.returncode == 0, backup.stderr
+    result = json.loads(backup.stdout)
+    assert result["clean"] is False
+    assert [damage["where"] for damage in result["damage"]] == [f"commitlog/{log.name}"]
+    restore = run_store("restore", tmp_path / "backup", tmp_path / "second" / "data")
+    assert restore.returncode == 0, restore.stderr
+    assert "DAMAGE commitlog/" in restore.stdout
+    with Server(tmp_path / "second") as restored, restored.client() as client:
+        bodies = [record.body for record in client.pull_all("orders", 0)]
+        assert bodies == [b"message %d" % number for number in range(19)]
+        client.send("orders", b"new")
+        assert client.pull_all("orders", 0)[-1].queue_offset == 20  # 19 stays what it was
+
+
 def test_a_damaged_backup_is_not_restored(tmp_path: Path) -> None:
     with Server(tmp_path / "first") as server, server.client() as client:
         client.create_topic("orders")
