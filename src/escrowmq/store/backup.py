@@ -11,6 +11,8 @@ The order makes sure that no file of the copy refers to something that its log d
 Key index and checkpoint are not copied. The first start on the copy reads the copied log once and
 rebuilds queues and index. A flush mark says how far the log was durable, so that the start takes no
 damaged record for a torn end. `escrowmq.backup` is written last: a copy without it is incomplete.
+While a backup or a restore is under way, the copy contains `escrowmq.incomplete`, and no broker
+starts on it.
 
 A damaged store is backed up only if the operator allows it. The manifest lists the damage then, and
 a restored copy must have this damage and no other.
@@ -27,12 +29,19 @@ from escrowmq.errors import StoreDamaged, StoreError, StoreFailed
 from escrowmq.store.check import CheckReport, Severity, check_store, is_store
 from escrowmq.store.config_files import CONFIG_DIRECTORY as CONFIG_DIRECTORY
 from escrowmq.store.consume_queue import QUEUE_DIRECTORY as QUEUE_DIRECTORY
-from escrowmq.store.disk import Disk, parent_directory, read_file, replace_file, write_file
+from escrowmq.store.disk import (
+    Disk,
+    parent_directory,
+    read_file,
+    remove_file,
+    replace_file,
+    write_file,
+)
 from escrowmq.store.flush_marks import FlushMarks
 from escrowmq.store.log_files import LogFiles
 from escrowmq.store.recovery import SavedState
 from escrowmq.store.snapshot_files import TRANSACTIONS_PATH
-from escrowmq.store.store import ABORT_PATH
+from escrowmq.store.store import ABORT_PATH, INCOMPLETE_PATH
 
 MANIFEST_PATH: Final = "escrowmq.backup"
 TOKEN_PATH: Final = "escrowmq.token"  # the running broker of a directory writes it there
@@ -88,6 +97,7 @@ def back_up(
     target is not empty.
     """
     check_target_is_empty(target)
+    write_file(target, INCOMPLETE_PATH, b"")
     write_file(target, ABORT_PATH, b"")  # makes the first start recover, as after a crash
     configs = [name for name in source.names(CONFIG_DIRECTORY) if _is_config(name)]
     positions = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if not _is_metadata(name)]
@@ -115,6 +125,7 @@ def back_up(
         damage=damage,
     )
     replace_file(target, MANIFEST_PATH, msgspec.json.encode(manifest))
+    remove_file(target, INCOMPLETE_PATH)
     return manifest, report
 
 
@@ -127,6 +138,7 @@ def restore(
     """
     manifest = read_manifest(backup)
     check_target_is_empty(target)
+    write_file(target, INCOMPLETE_PATH, b"")
     write_file(target, ABORT_PATH, b"")
     configs = [f"{CONFIG_DIRECTORY}/{name}" for name in backup.names(CONFIG_DIRECTORY)]
     _copy_files(backup, target, [*configs, TRANSACTIONS_PATH, *_queue_files(backup)])
@@ -141,6 +153,7 @@ def restore(
         raise StoreDamaged(
             f"the copy has {report.records} records, but {manifest.records} were backed up"
         )
+    remove_file(target, INCOMPLETE_PATH)
     return manifest, report
 
 
@@ -174,7 +187,7 @@ def read_manifest(backup: Disk) -> BackupManifest:
 
 def _check_copy(target: Disk) -> CheckReport:
     if is_store(target):
-        return check_store(target)
+        return check_store(target, is_being_copied=True)
     return CheckReport(stopped_cleanly=False)  # the store never had a message
 
 
