@@ -170,9 +170,9 @@ def _check_checkpoints(
     marks = shutdown.saved.marks
     if marks.invalid_count:
         others = f"; {marks.invalid_count - 1} more are" if marks.invalid_count > 1 else ""
-        findings.add_damage(
-            MARKS_PATH, marks.invalid_position, f"a flush mark is invalid{others}: it is not used"
-        )
+        severity = Severity.DAMAGE if marks.are_damaged else Severity.NOTE
+        description = f"a flush mark is invalid{others}: it is not used"
+        findings.add(severity, MARKS_PATH, marks.invalid_position, description)
     if shutdown.checkpoint is not None and shutdown.checkpoint.log_offset == log_end:
         expected = shutdown.checkpoint.queue_count, shutdown.checkpoint.entry_total
         if shutdown.was_clean and expected != queues.totals():
