@@ -31,8 +31,10 @@ from escrowmq.store.config_files import CONFIG_DIRECTORY as CONFIG_DIRECTORY
 from escrowmq.store.consume_queue import QUEUE_DIRECTORY as QUEUE_DIRECTORY
 from escrowmq.store.disk import (
     Disk,
+    File,
     parent_directory,
     read_file,
+    read_what_is_left,
     remove_file,
     replace_file,
     write_file,
@@ -50,6 +52,7 @@ _CHUNK_BYTES: Final = 1 << 18
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
 ProgressCallback = Callable[[int, int], None]  # copied bytes of the log, total bytes
+ReadFunction = Callable[[File, int, int], bytes]  # position, size
 
 
 class BackupDamage(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +96,9 @@ def back_up(
     """Copy a store and check the copy.
 
     `get_log_end` is called once, after the files that must not be newer than the log are copied.
-    Raises StoreDamaged if the copy is damaged, unless `allow_damage` is set, and StoreError if the
-    target is not empty.
+    Raises StoreDamaged if the copy is damaged, and StoreError if a file cannot be read; with
+    `allow_damage`, what cannot be read is damaged in the copy. Raises StoreError if the target is
+    not empty.
     """
     check_target_is_empty(target)
     write_file(target, INCOMPLETE_PATH, b"")
@@ -102,11 +106,12 @@ def back_up(
     configs = [name for name in source.names(CONFIG_DIRECTORY) if _is_config(name)]
     positions = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if not _is_metadata(name)]
     metadata = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if _is_metadata(name)]
-    _copy_files(source, target, [*positions, TRANSACTIONS_PATH])
+    read = read_what_is_left if allow_damage else _read_or_fail
+    _copy_files(source, target, [*positions, TRANSACTIONS_PATH], read)
     end = get_log_end()
-    _copy_files(source, target, metadata)
-    _copy_files(source, target, _queue_files(source))
-    begin = _copy_log(source, target, end, on_progress)
+    _copy_files(source, target, metadata, read)
+    _copy_files(source, target, _queue_files(source), read)
+    begin = _copy_log(source, target, end, on_progress, read)
     FlushMarks(target, end).close()
     report = _check_copy(target)
     damage = _damage_in(report)
@@ -219,16 +224,28 @@ def _queue_files(disk: Disk) -> Iterator[str]:
             yield from (f"{directory}/{name}" for name in disk.names(directory))
 
 
-def _copy_files(source: Disk, target: Disk, paths: Iterable[str]) -> None:
+def _read_or_fail(file: File, position: int, size: int) -> bytes:
+    return file.read_at(position, size)
+
+
+def _copy_files(
+    source: Disk, target: Disk, paths: Iterable[str], read: ReadFunction = _read_or_fail
+) -> None:
     directories = set()
     for path in paths:
-        if _copy_file(source, target, path):
+        if _copy_file(source, target, path, read):
             directories.add(parent_directory(path))
     for directory in sorted(directories):
         target.sync_directory(directory)
 
 
-def _copy_log(source: Disk, target: Disk, log_end: int, on_progress: ProgressCallback) -> int:
+def _copy_log(
+    source: Disk,
+    target: Disk,
+    log_end: int,
+    on_progress: ProgressCallback,
+    read: ReadFunction = _read_or_fail,
+) -> int:
     """Copy the segments below `log_end`. Return the log offset at which the copy begins.
 
     A segment may expire before it is copied. The copy begins behind it then.
@@ -240,7 +257,7 @@ def _copy_log(source: Disk, target: Disk, log_end: int, on_progress: ProgressCal
     copied = 0
     for file in files:
         on_progress(copied, log_end - begin)
-        if _copy_file(source, target, file.path, data_end=log_end - file.base):
+        if _copy_file(source, target, file.path, read, data_end=log_end - file.base):
             copied += min(log_end - file.base, log.segment_bytes)
         elif copied:
             raise StoreError(f"{file.path} was removed while the log was copied; try again")
@@ -252,7 +269,9 @@ def _copy_log(source: Disk, target: Disk, log_end: int, on_progress: ProgressCal
     return begin
 
 
-def _copy_file(source: Disk, target: Disk, path: str, *, data_end: int | None = None) -> bool:
+def _copy_file(
+    source: Disk, target: Disk, path: str, read: ReadFunction, *, data_end: int | None = None
+) -> bool:
     """Copy a file with its length, but with zeros from `data_end` on. Return False if it is gone.
 
     Chunks of zeros are not written, so that the copy of a sparse file is sparse too.
@@ -268,7 +287,7 @@ def _copy_file(source: Disk, target: Disk, path: str, *, data_end: int | None = 
         try:
             end = original.size if data_end is None else min(data_end, original.size)
             for position in range(0, end, _CHUNK_BYTES):
-                chunk = original.read_at(position, min(_CHUNK_BYTES, end - position))
+                chunk = read(original, position, min(_CHUNK_BYTES, end - position))
                 if chunk != _ZEROS[: len(chunk)]:
                     copy.write_at(position, chunk)
             copy.sync()

@@ -17,10 +17,11 @@ from escrowmq.store.backup import (
 )
 from escrowmq.store.disk import Disk, RealDisk, read_file, write_file
 from escrowmq.store.store import MessageStore
-from escrowmq.testing.disks import MemoryDisk
+from escrowmq.testing.disks import FaultyDisk, MemoryDisk
 from tests.support.store_damage import RECORDS, edit_file, flip, log_end, log_records, make_store
 from tests.support.stores import NOW_MS, fill, locate, open_store
 
+MANY = 60  # several files
 OFFSETS = "config/consumerOffset.json"
 TOPICS = "config/topics.json"
 
@@ -188,6 +189,28 @@ def test_a_damaged_store_is_backed_up_if_that_is_allowed_with_all_other_records(
     assert len(restored.recovery.damage) == 1
     total = restored.max_offset("T0", 0) + restored.max_offset("T1", 1)
     assert total == RECORDS
+
+
+@pytest.mark.parametrize(
+    "path", ["commitlog/00000000000000004096", "consumequeue/T0/0/" + "0" * 20]
+)
+def test_what_cannot_be_read_is_damaged_in_a_backup_that_allows_damage(path: str) -> None:
+    disk = FaultyDisk()
+    store = open_store(disk)
+    fill(store, range(MANY))
+    store.close()
+    disk.bad_path, disk.bad_range = path, range(20, 21)
+    with pytest.raises(StoreError, match="made to fail"):
+        back_up(disk, MemoryDisk(), lambda: stored_log_end(disk), now_ms=NOW_MS)
+    backup, restored_disk = MemoryDisk(), MemoryDisk()
+    manifest, _ = back_up(
+        disk, backup, lambda: stored_log_end(disk), now_ms=NOW_MS, allow_damage=True
+    )
+    assert {damage.where for damage in manifest.damage} == {path}
+    restore(backup, restored_disk)
+    restored = open_store(restored_disk)
+    assert restored.end == manifest.log_end
+    assert restored.max_offset("T0", 0) + restored.max_offset("T1", 1) == MANY
 
 
 def test_a_backup_with_other_damage_than_it_was_made_with_is_not_restored(tmp_path: Path) -> None:

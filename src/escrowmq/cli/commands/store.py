@@ -235,7 +235,7 @@ def _print_damage(log: LogFiles, damage: DamagedRange, *, as_json: bool) -> None
 @click.option(
     "--allow-damage",
     is_flag=True,
-    help="Back up a damaged store too. What is damaged is listed, and is damaged in the backup.",
+    help="Back up a store that is damaged or partly unreadable; list the damage, which the backup has too.",
 )
 @_json_object_option
 @access_options
