@@ -235,7 +235,7 @@ def _print_damage(log: LogFiles, damage: DamagedRange, *, as_json: bool) -> None
 @click.option(
     "--allow-damage",
     is_flag=True,
-    help="Back up a store that is damaged or partly unreadable; list the damage, which the backup has too.",
+    help="Back up a store that is damaged or partly unreadable, and list the damage.",
 )
 @_json_object_option
 @access_options
