@@ -32,7 +32,7 @@ with few members at the cost of the channel that has most.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -544,8 +544,9 @@ LOCK_VALID_MS: Final = 60_000
 # While many locks are held, those that are no longer valid are searched so often at most.
 _EXPIRE_INTERVAL_MS: Final = 1_000
 LOCKS_MAX: Final = 100_000
-# Half of the table is for channels that have fewer locks than this.
-LOCKS_OF_SMALL_CHANNEL: Final = 256
+# Half of the table is for channels that have fewer locks than this, and half of that for origins
+# that have fewer.
+FEW_LOCKS: Final = 256
 # What a lock takes without its names. Measured on CPython 3.11 by
 # tests/unit/test_memory_estimates.py: 500 bytes for one of many locks of a connection, 1,300 for
 # the only one.
@@ -557,10 +558,11 @@ LockedQueue = tuple[str, int]  # topic and queue id
 class _LockingChannel:
     """The locks that were requested over one channel."""
 
-    __slots__ = ("count", "lock_bytes", "peer")
+    __slots__ = ("count", "lock_bytes", "origin", "peer")
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer  # DISCONNECTED after the channel has closed
+        self.origin = peer.origin  # stays the same
         self.count = 0
         self.lock_bytes = 0
 
@@ -583,8 +585,10 @@ class QueueLocks:
     queue and considers itself the owner until the lock expires.
 
     Callers check that the queue exists and that names are not too long; this bounds a lock. When
-    half of the table is in use, only channels with few locks get new ones. The bytes of a lock are
-    counted for its channel, and after that has closed for DISCONNECTED.
+    half of the table is in use, only channels with few locks get new ones, and in the last quarter
+    only channels of origins with few locks. So the channels of one origin cannot take all of them,
+    also if they close and come back: a lock counts for its origin until it is released. Its bytes
+    are counted for its channel, and after that has closed for DISCONNECTED.
     """
 
     def __init__(self, *, locks_max: int = LOCKS_MAX, memory: ClientMemory | None = None) -> None:
@@ -593,6 +597,7 @@ class QueueLocks:
         self._count = 0
         self._groups: dict[str, dict[LockedQueue, _Lock]] = {}
         self._channels: dict[Peer, _LockingChannel] = {}
+        self._origin_counts: Counter[str] = Counter()
         self._next_expiry_ms = 0
 
     def __len__(self) -> int:
@@ -648,9 +653,13 @@ class QueueLocks:
     def _has_capacity(self, channel: Peer) -> bool:
         if self._count < self._locks_max // 2:
             return True
+        if self._count >= self._locks_max:
+            return False
+        if self._origin_counts[channel.origin] < FEW_LOCKS:
+            return True
         locking_channel = self._channels.get(channel)
-        is_small = locking_channel is None or locking_channel.count < LOCKS_OF_SMALL_CHANNEL
-        return self._count < self._locks_max and is_small
+        has_few = locking_channel is None or locking_channel.count < FEW_LOCKS
+        return has_few and self._count < self._locks_max * 3 // 4
 
     def unlock(self, group: str, client_id: str, queues: Iterable[LockedQueue]) -> None:
         """Release queues. Locks of other clients stay."""
@@ -692,6 +701,7 @@ class QueueLocks:
     def _add(self, group: str, queue: LockedQueue, lock: _Lock) -> None:
         self._count += 1
         lock.channel.count += 1
+        self._origin_counts[lock.channel.origin] += 1
         lock.channel.lock_bytes += lock.retained_bytes
         self._groups.setdefault(group, {})[queue] = lock
 
@@ -702,6 +712,9 @@ class QueueLocks:
             del self._groups[group]
         channel = lock.channel
         channel.count -= 1
+        self._origin_counts[channel.origin] -= 1
+        if not self._origin_counts[channel.origin]:
+            del self._origin_counts[channel.origin]
         channel.lock_bytes -= lock.retained_bytes
         self._memory.release(channel.peer, MemoryUse.QUEUE_LOCKS, lock.retained_bytes)
         if not channel.count and self._channels.get(channel.peer) is channel:

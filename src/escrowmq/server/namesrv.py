@@ -11,6 +11,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from escrowmq.auth.acl import Permission
 from escrowmq.broker.broker import Broker
 from escrowmq.client.connection import ClientConnection
+from escrowmq.client_memory import ClientMemory, MemoryUse
 from escrowmq.clock import Clock, SteadyClock
 from escrowmq.config import Config
 from escrowmq.errors import (
@@ -26,10 +28,12 @@ from escrowmq.errors import (
     EscrowError,
     RequestRefused,
     StoreError,
+    StoreFailed,
+    TableFull,
 )
 from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.metrics import Registry
-from escrowmq.namesrv.name_server import KvConfig, NameServer
+from escrowmq.namesrv.name_server import KvConfig, NameServer, encode_kv_config_in_slices
 from escrowmq.namesrv.registration import (
     BrokerDescription,
     RegistrationRequest,
@@ -38,9 +42,10 @@ from escrowmq.namesrv.registration import (
 )
 from escrowmq.namesrv.route_table import RouteTable
 from escrowmq.parsing import parse_lenient_json
-from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.connection import SignFunction
-from escrowmq.remoting.requests import Request
+from escrowmq.remoting.headers import NoFields
+from escrowmq.remoting.requests import Request, request_for_response
 from escrowmq.remoting.responses import encode_error
 from escrowmq.server.connection_limits import MemoryWatermark
 from escrowmq.server.live_config import LiveConfig
@@ -63,13 +68,24 @@ log = logging.getLogger(__name__)
 
 KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
 SWEEP_INTERVAL_S: Final = 1.0
+_KV_CHANGES: Final = frozenset({RequestCode.PUT_KV_CONFIG, RequestCode.DELETE_KV_CONFIG})
+_UNSAVED_CHANGE_BYTES: Final = (
+    2_000  # what waits for a save: a response, a callback and its request
+)
+
+# Called with None when a change is durable, or with an error when it was undone.
+SavedCallback = Callable[[StoreError | None], None]
 
 
 class KvConfigFile:
     """The key-value config of a name server, in a file.
 
-    Each change is durable before it is responded to. If the disk refuses the write, the change is
-    undone and the client gets an error.
+    A change is durable before it is responded to. The whole file is written each time, so it is
+    encoded in slices and written in a thread; changes that are made meanwhile are saved together
+    afterwards. If the disk refuses a write, every change since the last save is undone, and their
+    clients get an error.
+
+    Use it only in the event loop that was running when it was created.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -81,33 +97,79 @@ class KvConfigFile:
         except BrokenBody as error:
             raise ConfigError(f"{KV_CONFIG_PATH}: {error}") from error
         self.settings = KvConfig.load(content)
-        self._saved_revision = self.settings.revision
         self._saved_content = self.settings.dump()
+        # How work goes on in slices; the server is created later.
+        self.add_background_work: Callable[[SlicedWork], None] = run_to_end
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="escrowmq-kv-config")
+        self._waiting: list[SavedCallback] = []  # for the next save
+        self._saving: list[SavedCallback] = []  # for the one that is under way
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
-    def save(self) -> None:
-        """Write the file if something has changed. Raises StoreError after undoing the change."""
-        if self.settings.revision == self._saved_revision:
-            return
-        content = self.settings.dump()
+    def when_saved(self, callback: SavedCallback) -> None:
+        """Save what has changed. Call `callback` with None when it is durable, or with an error."""
+        self._waiting.append(callback)
+        if self._is_idle.is_set():
+            self._is_idle.clear()
+            self.add_background_work(self._save())
+
+    async def close(self) -> None:
+        """Complete the saves that have been requested, and end the thread."""
+        await self._is_idle.wait()
+        self._thread.shutdown()
+
+    def _save(self) -> SlicedWork:
+        self._saving, self._waiting = self._waiting, []
         try:
-            replace_file(self._disk, KV_CONFIG_PATH, msgspec.json.encode(content))
-        except StoreError as error:
-            log.warning("key-value settings not saved, the change is undone: %s", error)
+            content = self.settings.dump()
+            text = yield from encode_kv_config_in_slices(content)
+            running = self._loop.run_in_executor(
+                self._thread, replace_file, self._disk, KV_CONFIG_PATH, text
+            )
+        except Exception as error:  # no memory, perhaps: nobody may wait for ever
+            self._finish(error)
+            return
+        running.add_done_callback(lambda done: self._written(content, done))
+
+    def _written(self, content: dict[str, Any], done: asyncio.Future[None]) -> None:
+        error = done.exception()
+        if error is None:
+            self._saved_content = content
+        self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        callbacks, self._saving = self._saving, []
+        failure = None
+        if error is not None:
+            log.warning("key-value settings not saved, the changes are undone: %s", error)
+            failure = error if isinstance(error, StoreError) else StoreFailed(str(error))
+            # Also those that were made meanwhile: they may depend on the others.
+            callbacks += self._waiting
+            self._waiting = []
             self.settings.restore(self._saved_content)
-            self._saved_revision = self.settings.revision
-            raise
-        self._saved_revision, self._saved_content = self.settings.revision, content
+        for callback in callbacks:
+            callback(failure)
+        if self._waiting:
+            self.add_background_work(self._save())
+        else:
+            self._is_idle.set()
 
 
 class _NameServerHandler:
     """Access control and persistence around the name server."""
 
     def __init__(
-        self, namesrv: NameServer, access: AccessControl, kv_config_file: KvConfigFile
+        self,
+        namesrv: NameServer,
+        access: AccessControl,
+        kv_config_file: KvConfigFile,
+        memory: ClientMemory,
     ) -> None:
         self._namesrv = namesrv
         self._access = access
         self._kv_config_file = kv_config_file
+        self._memory = memory
         # How work goes on in slices that no request waits for; the server is created later.
         self.add_background_work: Callable[[SlicedWork], None] = run_to_end
 
@@ -123,19 +185,44 @@ class _NameServerHandler:
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
                 return None
+        if request.head.code in _KV_CHANGES:
+            self._change_kv_config(connection, request, now_ms)
+            return None
         return self._respond(connection, request, now_ms)
 
     def _respond(
         self, connection: ServerConnection, request: Request[Any], now_ms: int
     ) -> SlicedWork:
         response = yield from self._namesrv.handle_in_slices(request, connection, now_ms=now_ms)
-        try:
-            self._kv_config_file.save()
-        except StoreError as error:
-            response = encode_error(
-                request, RequestRefused(ResponseCode.SYSTEM_ERROR, f"not saved: {error}")
-            )
         connection.write(response)
+
+    def _change_kv_config(
+        self, connection: ServerConnection, request: Request[Any], now_ms: int
+    ) -> None:
+        """Change a setting, and respond when the change is durable."""
+        try:
+            # A disk may hang, and the responses wait for it.
+            self._memory.reserve(connection, MemoryUse.RESULTS, _UNSAVED_CHANGE_BYTES)
+        except TableFull as error:
+            refusal = RequestRefused(ResponseCode.SYSTEM_BUSY, str(error))
+            connection.write(encode_error(request, refusal))
+            return
+        revision = self._namesrv.kv_config.revision
+        response = self._namesrv.handle(request, connection, now_ms=now_ms)
+        waiting_request = request_for_response(request, NoFields())
+
+        def respond(error: StoreError | None) -> None:
+            self._memory.release(connection, MemoryUse.RESULTS, _UNSAVED_CHANGE_BYTES)
+            if error is not None:
+                refusal = RequestRefused(ResponseCode.SYSTEM_ERROR, f"not saved: {error}")
+                connection.write(encode_error(waiting_request, refusal))
+            else:
+                connection.write(response)
+
+        if self._namesrv.kv_config.revision == revision:
+            respond(None)  # it was refused, or there was nothing to delete
+        else:
+            self._kv_config_file.when_saved(respond)
 
     def _required_permissions(self, request: Request[Any]) -> tuple[Permission, ...]:
         if self._namesrv.is_public(request.head.code):
@@ -176,7 +263,7 @@ async def serve_name_server(
         config={"listenPort": f"{port}", "bindAddress": host},
     )
     clock = SteadyClock(clock)  # brokers must not expire when the wall clock jumps
-    handler = _NameServerHandler(name_server, access, kv_config_file)
+    handler = _NameServerHandler(name_server, access, kv_config_file, watermark.memory)
     server = RemotingServer(
         handler,
         clock,
@@ -187,6 +274,7 @@ async def serve_name_server(
         watermark=watermark,
     )
     handler.add_background_work = server.add_background_work
+    kv_config_file.add_background_work = server.add_background_work
     await server.listen(listening_socket)
     registry.add(remoting_metrics(server, "namesrv"))
     live_config.add_listener(lambda changed: server.change_config(changed.network))
@@ -204,6 +292,8 @@ async def serve_name_server(
         repeat("expiry of brokers", expire, scan_interval_s),
     ):
         yield f"{reachable_host(host)}:{port}"
+    server.stop_reading()
+    await kv_config_file.close()
     await server.close()
 
 

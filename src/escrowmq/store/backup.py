@@ -9,7 +9,13 @@ The order makes sure that no file of the copy refers to something that its log d
 5. copy the log up to that end.
 
 Key index and checkpoint are not copied. The first start on the copy reads the copied log once and
-rebuilds queues and index. `escrowmq.backup` is written last: a copy without it is incomplete.
+rebuilds queues and index. A flush mark says how far the log was durable, so that the start takes no
+damaged record for a torn end. `escrowmq.backup` is written last: a copy without it is incomplete.
+While a backup or a restore is under way, the copy contains `escrowmq.incomplete`, and no broker
+starts on it.
+
+A damaged store is backed up only if the operator allows it. The manifest lists the damage then, and
+a restored copy must have this damage and no other.
 """
 
 from __future__ import annotations
@@ -20,13 +26,24 @@ from typing import Final
 import msgspec
 
 from escrowmq.errors import StoreDamaged, StoreError, StoreFailed
-from escrowmq.store.check import CheckReport, check_store, is_store
+from escrowmq.store.check import CheckReport, Severity, check_store, is_store
 from escrowmq.store.config_files import CONFIG_DIRECTORY as CONFIG_DIRECTORY
 from escrowmq.store.consume_queue import QUEUE_DIRECTORY as QUEUE_DIRECTORY
-from escrowmq.store.disk import Disk, parent_directory, read_file, replace_file, write_file
+from escrowmq.store.disk import (
+    Disk,
+    File,
+    parent_directory,
+    read_file,
+    read_what_is_left,
+    remove_file,
+    replace_file,
+    write_file,
+)
+from escrowmq.store.flush_marks import FlushMarks
 from escrowmq.store.log_files import LogFiles
+from escrowmq.store.recovery import SavedState
 from escrowmq.store.snapshot_files import TRANSACTIONS_PATH
-from escrowmq.store.store import ABORT_PATH
+from escrowmq.store.store import ABORT_PATH, INCOMPLETE_PATH
 
 MANIFEST_PATH: Final = "escrowmq.backup"
 TOKEN_PATH: Final = "escrowmq.token"  # the running broker of a directory writes it there
@@ -35,9 +52,18 @@ _CHUNK_BYTES: Final = 1 << 18
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
 ProgressCallback = Callable[[int, int], None]  # copied bytes of the log, total bytes
+ReadFunction = Callable[[File, int, int], bytes]  # position, size
 
 
-class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupDamage(msgspec.Struct, frozen=True, kw_only=True):
+    """Damage that was in a store when it was backed up; the field names are stored."""
+
+    where: str
+    position: int | None
+    what: str
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of escrowmq.backup; the field names are stored."""
 
     log_begin: int
@@ -45,6 +71,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     made_ms: int
     source: str = ""
+    damage: tuple[BackupDamage, ...] = ()
 
 
 def check_target_is_empty(disk: Disk) -> None:
@@ -63,29 +90,47 @@ def back_up(
     *,
     now_ms: int,
     source_name: str = "",
+    allow_damage: bool = False,
     on_progress: ProgressCallback = lambda copied, total: None,
 ) -> tuple[BackupManifest, CheckReport]:
     """Copy a store and check the copy.
 
     `get_log_end` is called once, after the files that must not be newer than the log are copied.
-    Raises StoreDamaged if the copy is damaged, and StoreError if the target is not empty.
+    Raises StoreDamaged if the copy is damaged, and StoreError if a file cannot be read; with
+    `allow_damage`, what cannot be read is damaged in the copy. Raises StoreError if the target is
+    not empty.
     """
     check_target_is_empty(target)
+    write_file(target, INCOMPLETE_PATH, b"")
     write_file(target, ABORT_PATH, b"")  # makes the first start recover, as after a crash
     configs = [name for name in source.names(CONFIG_DIRECTORY) if _is_config(name)]
     positions = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if not _is_metadata(name)]
     metadata = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if _is_metadata(name)]
-    _copy_files(source, target, [*positions, TRANSACTIONS_PATH])
+    read = read_what_is_left if allow_damage else _read_or_fail
+    _copy_files(source, target, [*positions, TRANSACTIONS_PATH], read)
     end = get_log_end()
-    _copy_files(source, target, metadata)
-    _copy_files(source, target, _queue_files(source))
-    begin = _copy_log(source, target, end, on_progress)
+    _copy_files(source, target, metadata, read)
+    _copy_files(source, target, _queue_files(source), read)
+    begin = _copy_log(source, target, end, on_progress, read)
+    FlushMarks(target, end).close()
     report = _check_copy(target)
-    _raise_if_damaged(report, end)
+    damage = _damage_in(report)
+    if damage and not allow_damage:
+        raise StoreDamaged(
+            f"the store is damaged, first in {damage[0].where}: {damage[0].what} "
+            "(to back it up as it is, use --allow-damage)"
+        )
+    _raise_if_shorter(report, end)
     manifest = BackupManifest(
-        log_begin=begin, log_end=end, records=report.records, made_ms=now_ms, source=source_name
+        log_begin=begin,
+        log_end=end,
+        records=report.records,
+        made_ms=now_ms,
+        source=source_name,
+        damage=damage,
     )
     replace_file(target, MANIFEST_PATH, msgspec.json.encode(manifest))
+    remove_file(target, INCOMPLETE_PATH)
     return manifest, report
 
 
@@ -98,17 +143,39 @@ def restore(
     """
     manifest = read_manifest(backup)
     check_target_is_empty(target)
+    write_file(target, INCOMPLETE_PATH, b"")
     write_file(target, ABORT_PATH, b"")
     configs = [f"{CONFIG_DIRECTORY}/{name}" for name in backup.names(CONFIG_DIRECTORY)]
     _copy_files(backup, target, [*configs, TRANSACTIONS_PATH, *_queue_files(backup)])
     _copy_log(backup, target, manifest.log_end, on_progress)
+    FlushMarks(target, manifest.log_end).close()
     report = _check_copy(target)
-    _raise_if_damaged(report, manifest.log_end)
+    for damage in _damage_in(report):
+        if damage not in manifest.damage:
+            raise StoreDamaged(f"the copy is damaged: {damage.where}: {damage.what}")
+    _raise_if_shorter(report, manifest.log_end)
     if report.records != manifest.records:
         raise StoreDamaged(
             f"the copy has {report.records} records, but {manifest.records} were backed up"
         )
+    remove_file(target, INCOMPLETE_PATH)
     return manifest, report
+
+
+def stored_log_end(disk: Disk) -> int:
+    """Return the log offset at which a store ends that no broker uses, by reading its log.
+
+    Damaged records at the end belong to it if they were durable: a backup must not lose them
+    without a word.
+    """
+    log = LogFiles(disk)
+    try:
+        saved = SavedState.load(disk, was_clean=not disk.exists(ABORT_PATH))
+        for _ in log.scan(history=saved.history(log.segment_bytes, queues=disk)):
+            pass
+        return log.end
+    finally:
+        log.close()
 
 
 def read_manifest(backup: Disk) -> BackupManifest:
@@ -125,14 +192,19 @@ def read_manifest(backup: Disk) -> BackupManifest:
 
 def _check_copy(target: Disk) -> CheckReport:
     if is_store(target):
-        return check_store(target)
+        return check_store(target, is_being_copied=True)
     return CheckReport(stopped_cleanly=False)  # the store never had a message
 
 
-def _raise_if_damaged(report: CheckReport, log_end: int) -> None:
-    if not report.is_clean:
-        first = next(finding for finding in report.findings if finding.severity.name == "DAMAGE")
-        raise StoreDamaged(f"the copy is damaged: {first.where}: {first.what}")
+def _damage_in(report: CheckReport) -> tuple[BackupDamage, ...]:
+    return tuple(
+        BackupDamage(where=finding.where, position=finding.position, what=finding.what)
+        for finding in report.findings
+        if finding.severity is Severity.DAMAGE
+    )
+
+
+def _raise_if_shorter(report: CheckReport, log_end: int) -> None:
     if report.log_end != log_end:
         raise StoreDamaged(f"the copied log ends at {report.log_end}, not at {log_end}")
 
@@ -152,16 +224,28 @@ def _queue_files(disk: Disk) -> Iterator[str]:
             yield from (f"{directory}/{name}" for name in disk.names(directory))
 
 
-def _copy_files(source: Disk, target: Disk, paths: Iterable[str]) -> None:
+def _read_or_fail(file: File, position: int, size: int) -> bytes:
+    return file.read_at(position, size)
+
+
+def _copy_files(
+    source: Disk, target: Disk, paths: Iterable[str], read: ReadFunction = _read_or_fail
+) -> None:
     directories = set()
     for path in paths:
-        if _copy_file(source, target, path):
+        if _copy_file(source, target, path, read):
             directories.add(parent_directory(path))
     for directory in sorted(directories):
         target.sync_directory(directory)
 
 
-def _copy_log(source: Disk, target: Disk, log_end: int, on_progress: ProgressCallback) -> int:
+def _copy_log(
+    source: Disk,
+    target: Disk,
+    log_end: int,
+    on_progress: ProgressCallback,
+    read: ReadFunction = _read_or_fail,
+) -> int:
     """Copy the segments below `log_end`. Return the log offset at which the copy begins.
 
     A segment may expire before it is copied. The copy begins behind it then.
@@ -173,7 +257,7 @@ def _copy_log(source: Disk, target: Disk, log_end: int, on_progress: ProgressCal
     copied = 0
     for file in files:
         on_progress(copied, log_end - begin)
-        if _copy_file(source, target, file.path, data_end=log_end - file.base):
+        if _copy_file(source, target, file.path, read, data_end=log_end - file.base):
             copied += min(log_end - file.base, log.segment_bytes)
         elif copied:
             raise StoreError(f"{file.path} was removed while the log was copied; try again")
@@ -185,7 +269,9 @@ def _copy_log(source: Disk, target: Disk, log_end: int, on_progress: ProgressCal
     return begin
 
 
-def _copy_file(source: Disk, target: Disk, path: str, *, data_end: int | None = None) -> bool:
+def _copy_file(
+    source: Disk, target: Disk, path: str, read: ReadFunction, *, data_end: int | None = None
+) -> bool:
     """Copy a file with its length, but with zeros from `data_end` on. Return False if it is gone.
 
     Chunks of zeros are not written, so that the copy of a sparse file is sparse too.
@@ -201,7 +287,7 @@ def _copy_file(source: Disk, target: Disk, path: str, *, data_end: int | None = 
         try:
             end = original.size if data_end is None else min(data_end, original.size)
             for position in range(0, end, _CHUNK_BYTES):
-                chunk = original.read_at(position, min(_CHUNK_BYTES, end - position))
+                chunk = read(original, position, min(_CHUNK_BYTES, end - position))
                 if chunk != _ZEROS[: len(chunk)]:
                     copy.write_at(position, chunk)
             copy.sync()

@@ -43,7 +43,13 @@ from escrowmq.store.key_index import FileChange, load_redo
 from escrowmq.store.log_ages import AGES_PATH, WITHOUT_AGES, find_damage
 from escrowmq.store.log_files import LogFiles
 from escrowmq.store.snapshot_files import SNAPSHOT_PATHS, snapshot_problem
-from escrowmq.store.store import ABORT_PATH, DEFAULT_DELAY_LEVELS_MS, LOCK_PATH
+from escrowmq.store.store import (
+    ABORT_PATH,
+    DEFAULT_DELAY_LEVELS_MS,
+    INCOMPLETE_COPY,
+    INCOMPLETE_PATH,
+    LOCK_PATH,
+)
 
 __all__ = ["CheckReport", "Finding", "Severity", "check_store", "is_store"]
 
@@ -55,8 +61,12 @@ def is_store(disk: Disk) -> bool:
     return disk.exists(LOG_DIRECTORY) or disk.exists(CHECKPOINT_PATH)
 
 
-def check_store(disk: Disk, config: StoreConfig | None = None) -> CheckReport:
+def check_store(
+    disk: Disk, config: StoreConfig | None = None, *, is_being_copied: bool = False
+) -> CheckReport:
     """Check a directory. `config` says how index files are laid out, if it is known.
+
+    `is_being_copied`: the directory is the copy of a backup or a restore that is under way.
 
     Raises StoreLocked if a broker uses the directory, because the files would change during the
     check. No broker can start on it while the check runs.
@@ -65,7 +75,11 @@ def check_store(disk: Disk, config: StoreConfig | None = None) -> CheckReport:
         raise StoreError("not a store: it contains no commitlog directory")
     lock = _acquire_lock(disk)
     try:
-        return _check(disk, config)
+        report = _check(disk, config)
+        if disk.exists(INCOMPLETE_PATH) and not is_being_copied:
+            incomplete = Finding(Severity.DAMAGE, INCOMPLETE_PATH, None, INCOMPLETE_COPY)
+            report.findings.insert(0, incomplete)
+        return report
     finally:
         if lock is not None:
             lock.release()
@@ -156,9 +170,9 @@ def _check_checkpoints(
     marks = shutdown.saved.marks
     if marks.invalid_count:
         others = f"; {marks.invalid_count - 1} more are" if marks.invalid_count > 1 else ""
-        findings.add_damage(
-            MARKS_PATH, marks.invalid_position, f"a flush mark is invalid{others}: it is not used"
-        )
+        severity = Severity.DAMAGE if marks.are_damaged else Severity.NOTE
+        description = f"a flush mark is invalid{others}: it is not used"
+        findings.add(severity, MARKS_PATH, marks.invalid_position, description)
     if shutdown.checkpoint is not None and shutdown.checkpoint.log_offset == log_end:
         expected = shutdown.checkpoint.queue_count, shutdown.checkpoint.entry_total
         if shutdown.was_clean and expected != queues.totals():

@@ -7,7 +7,7 @@ same queue, belongs to no record. So only one number per queue has to be remembe
 Key index: chains and slots are intact, each key has an entry, and each entry a record. Keys are
 indexed in the order of the log, so the entries of all files are read along with the log as well. A
 chain is intact if each entry names the entry that was the newest of its slot before, and the slot
-names the last one. This finds every entry that a look-up would not reach.
+names the last one. This finds every entry that a look-up would not reach. Checksums find the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from escrowmq.config import StoreConfig
 from escrowmq.message.keys import has_keys
 from escrowmq.message.names import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC, TAGS
 from escrowmq.message.properties import find_property
-from escrowmq.message.record import INNER_BATCH, NEED_UNWRAP, StoredRecord
+from escrowmq.message.record import INNER_BATCH, NEED_UNWRAP, StoredRecord, crc32
 from escrowmq.store.check_log import Findings, LogCheck, Severity, ShutdownState
 from escrowmq.store.columns import key_hash
 from escrowmq.store.commit_log import file_name, is_file_name
@@ -35,7 +35,21 @@ from escrowmq.store.consume_queue import (
     queue_directories,
 )
 from escrowmq.store.disk import BufferedFiles, Disk
-from escrowmq.store.key_index import HEADER, INDEX_DIRECTORY, INDEX_ENTRY, SLOT, IndexFile
+from escrowmq.store.index_checksums import (
+    CHECKSUM_DIRECTORY,
+    ENTRIES_PER_CRC,
+    SLOTS_PER_SUM,
+    IndexChecksums,
+    sum_slots,
+)
+from escrowmq.store.key_index import (
+    DAMAGED_PATH,
+    HEADER,
+    INDEX_DIRECTORY,
+    INDEX_ENTRY,
+    SLOT,
+    IndexFile,
+)
 from escrowmq.store.log_files import file_size, first_nonzero, most_common_size
 
 _FULL_SCAN_BYTES: Final = 64 << 10
@@ -253,7 +267,7 @@ class QueueCheck:
             else f"entry {first} is missing"
         )
         # Without a checkpoint of ours, a crash explains missing entries only at the end of the log.
-        is_crash = not self._shutdown.was_clean and self._shutdown.durable_end is None
+        is_crash = not self._shutdown.was_clean and self._shutdown.checkpoint is None
         if self._shutdown.will_be_rebuilt(log_offset) or (at_log_end and is_crash):
             self._findings.add_note(*queue.locate(first), f"{entries}: the next start restores it")
         else:
@@ -374,6 +388,7 @@ class IndexCheck:
         self._findings = findings
         self._open_files = BufferedFiles(disk, files_max=2)
         self._layouts: dict[str, IndexLayout] = {}
+        self._wrong_files: set[str] = set()  # their names
         self.files = 0
         self.keys = 0
         self._readable_files = self._open(config)
@@ -411,6 +426,7 @@ class IndexCheck:
         while (entry := self._next_entry) is not None:
             self._report_unmatched(entry)
             self._next_entry = next(self._entries, None)
+        self._check_checksums()
         if self._unindexed_keys:
             self._findings.add_note(
                 INDEX_DIRECTORY,
@@ -450,6 +466,64 @@ class IndexCheck:
         will_be_dropped = not self._shutdown.was_clean and file.end_ms > durable_ms
         severity = Severity.NOTE if will_be_dropped else Severity.DAMAGE
         self._findings.add(severity, file.path, position, description)
+        self._wrong_files.add(file.name)
+
+    # --- checksums -----------------------------------------------------------------------------
+
+    def _check_checksums(self) -> None:
+        """Check the files of checksums, and with them what the log does not say about an index."""
+        if self._disk.exists(DAMAGED_PATH):
+            self._findings.add_damage(
+                DAMAGED_PATH, None, "the broker has found damage: the next start rebuilds the index"
+            )
+        for file in self._readable_files:
+            if not self._disk.exists(file.checksum_path):
+                continue  # RocketMQ has written the file
+            checksums = IndexChecksums.decode(_read_all(self._open_files, file.checksum_path))
+            if checksums is None:
+                self._findings.add_damage(
+                    file.checksum_path,
+                    None,
+                    "has a wrong checksum: the next start computes the checksums of the index file "
+                    "again",
+                )
+            elif file.name not in self._wrong_files:  # what is known to be wrong is reported once
+                self._compare_with(file, checksums)
+        for name in self._disk.names(CHECKSUM_DIRECTORY):
+            if name.isdigit() and not self._disk.exists(f"{INDEX_DIRECTORY}/{name}"):
+                path = f"{CHECKSUM_DIRECTORY}/{name}"
+                self._findings.add_note(path, None, "there is no index file of this name")
+
+    def _compare_with(self, file: IndexFile, checksums: IndexChecksums) -> None:
+        layout = self._layouts[file.name]
+        header = self._open_files.read(file.path, 0, HEADER.size)
+        if header != checksums.header:
+            saved = IndexFile(file.name, *HEADER.unpack(checksums.header))
+            if file.count > saved.count and file.end_offset > saved.end_offset:
+                self._findings.add_note(
+                    file.path, None, "RocketMQ has added keys: the checksums are not used any more"
+                )
+            else:
+                self._report_wrong(
+                    file,
+                    0,
+                    "the header is not the one that was written: the next start restores it",
+                )
+            return
+        page_bytes = SLOTS_PER_SUM * SLOT.size
+        for page, expected in enumerate(checksums.slot_sums):
+            position = HEADER.size + page * page_bytes
+            size = min(page_bytes, layout.entries_position - position)
+            if sum_slots(self._open_files.read(file.path, position, size)) != expected:
+                self._report_wrong(file, position, f"the slots of page {page} have a wrong sum")
+        block_bytes = ENTRIES_PER_CRC * INDEX_ENTRY.size
+        end = layout.entries_position + file.count * INDEX_ENTRY.size
+        for block, expected in enumerate(checksums.entry_crcs):
+            position = layout.entries_position + block * block_bytes
+            size = min(block_bytes, end - position)
+            if crc32(self._open_files.read(file.path, position, size)) != expected:
+                description = f"the entries from {block * ENTRIES_PER_CRC} on have a wrong checksum"
+                self._report_wrong(file, position, description)
 
     # --- one file ------------------------------------------------------------------------------
 
@@ -549,6 +623,10 @@ class IndexCheck:
 
     def _severity_after_crash(self) -> Severity:
         return Severity.DAMAGE if self._shutdown.was_clean else Severity.NOTE
+
+
+def _read_all(files: BufferedFiles, path: str) -> bytes:
+    return files.read(path, 0, files.size(path))
 
 
 def _tag_hash(record: StoredRecord) -> int | None:

@@ -86,6 +86,15 @@ class SavedMarks:
         """Return the highest log offset below which everything was durable; -1 if unknown."""
         return self.log_offsets[-1] if self.log_offsets else -1
 
+    @property
+    def are_damaged(self) -> bool:
+        """Return whether the marks are not what the last process has written.
+
+        A power cut may have torn marks that were not synced, and only the header tells whether
+        there was one. So invalid marks of another boot are no damage; an invalid header always is.
+        """
+        return self.invalid_count > 0 and (self.is_same_boot or self.invalid_position == 0)
+
 
 def load_marks(disk: Disk) -> SavedMarks:
     """Read the marks of the last process. There are none if it has removed the file."""
@@ -114,13 +123,9 @@ def load_marks(disk: Disk) -> SavedMarks:
 
 
 def report_damaged_marks(disk: Disk, damage: DamageReports) -> None:
-    """Report the marks of the last process if they are not what it has written.
-
-    A power cut may have torn marks that were not synced, and only the header tells whether there
-    was one. So invalid marks of another boot are not reported; an invalid header always is.
-    """
+    """Report the marks of the last process if they are not what it has written."""
     marks = load_marks(disk)
-    if marks.invalid_count and (marks.is_same_boot or marks.invalid_position == 0):
+    if marks.are_damaged:
         description = f"{marks.invalid_count} parts of it are invalid and were not used"
         place = f"{MARKS_PATH} position={marks.invalid_position}"
         damage.add(DamageKind.FLUSH_MARKS, place, description, is_repaired=True)

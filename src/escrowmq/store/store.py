@@ -24,6 +24,7 @@ from typing import Final, Protocol
 from escrowmq.config import DelayConfig, StoreConfig
 from escrowmq.errors import (
     RecordRefused,
+    StoreDamaged,
     StoreError,
     StoreFailed,
     StoreFull,
@@ -73,6 +74,11 @@ from escrowmq.store.store_reader import StoreReader
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
+INCOMPLETE_PATH: Final = "escrowmq.incomplete"  # a backup or a restore has not copied everything
+INCOMPLETE_COPY: Final = (
+    "messages are missing: a backup to this directory, or a restore, was interrupted or has failed "
+    "(remove the directory and repeat the command)"
+)
 DEFAULT_DELAY_LEVELS_MS: Final = DelayConfig().delay_levels_ms
 
 
@@ -191,8 +197,10 @@ class MessageStore(StoreReader):
         disk the store is ready for reads, and its checkpoint is made later.
 
         Raises StoreLocked if another broker uses the directory, and StoreDamaged if segments are
-        missing or have another size than configured.
+        missing or have another size than configured, or if the directory is an incomplete copy.
         """
+        if disk.exists(INCOMPLETE_PATH):
+            raise StoreDamaged(INCOMPLETE_COPY)
         lock = disk.lock(LOCK_PATH, b"lock")
         try:
             # `abort` exists while a process uses the directory. If it exists now, the last process

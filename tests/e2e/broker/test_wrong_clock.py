@@ -12,6 +12,7 @@ from tests.interop.remoting import COMMIT, Client
 from tests.support.brokers import Server
 from tests.support.commands import run
 from tests.support.faulty_system import FaultySystem
+from tests.support.greedy import heartbeat_body, lock_body
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -97,6 +98,59 @@ def test_nothing_is_deleted_or_stranded_because_of_a_wrong_clock(
     expected = [f"run{run} {number} ".encode() for run in runs for number in numbers]
     assert [body[: len(start)] for body, start in zip(stored, expected, strict=False)] == expected
     assert "stranded" not in server.errors
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["stopped", "killed"])
+def test_delayed_messages_come_once_whatever_the_clock_says_at_restarts(
+    tmp_path: Path, kills: bool
+) -> None:
+    system = FaultySystem(tmp_path)
+    conf = CONF | {"flushDiskType": "SYNC_FLUSH"}
+    server = Server(tmp_path, conf=conf, environment=system.environment)
+    offsets_ms = (0, 3 * DAY_MS, 0, -3 * DAY_MS, 0, 3 * DAY_MS, -3 * DAY_MS)
+    expected = set()
+    for number, offset_ms in enumerate(offsets_ms):
+        system.set_clock(offset_ms=offset_ms)
+        with server, server.client() as client:
+            if number == 0:
+                client.create_topic("orders", queues=1)
+            for level in (1, 2):  # a second, and five
+                for count in range(10):
+                    body = f"run {number}, level {level}, {count}".encode()
+                    client.send("orders", body, {"DELAY": str(level)})
+                    expected.add(body)
+            if kills:
+                server.kill()
+    with server, server.client() as client:
+        wait_until(
+            lambda: client.max_offset("orders", 0) >= len(expected), "all of them are delivered"
+        )
+    with server, server.client() as client:  # what comes twice, would come after a start
+        client.send("orders", b"last", {"DELAY": "2"})
+        wait_until(lambda: client.max_offset("orders", 0) > len(expected), "the last one comes")
+        bodies = [record.body for record in client.pull_all("orders", 0)]
+    assert sorted(bodies) == sorted([*expected, b"last"])
+
+
+def test_members_and_locks_stay_when_the_clock_jumps_by_days(tmp_path: Path) -> None:
+    system = FaultySystem(tmp_path)
+    server = Server(tmp_path, conf=CONF, environment=system.environment)
+    queue = [("orders", 0)]
+    with server, server.client() as client, server.client() as other:
+        client.create_topic("orders", queues=1)
+        for member, name in ((client, "c"), (other, "other")):
+            member.expect(34, body=heartbeat_body(name, ["g"]))
+        assert client.expect(41, body=lock_body("g", "c", queue)).body.count(b'"orders"') == 1
+        for jumps, offset_ms in enumerate((3 * DAY_MS, -3 * DAY_MS, 0), 1):
+            system.set_clock(offset_ms=offset_ms)
+            wait_until(partial(has_noticed, server, jumps), lambda: server.errors)
+            refused = other.expect(41, body=lock_body("g", "other", queue))
+            assert b'"orders"' not in refused.body
+            members = client.expect(38, {"consumerGroup": "g"}).body
+            assert b'"c"' in members
+            assert b'"other"' in members
+        client.expect(42, body=lock_body("g", "c", queue))
+        assert b'"orders"' in other.expect(41, body=lock_body("g", "other", queue)).body
 
 
 def doctor_details(server: Server, level: str) -> str:

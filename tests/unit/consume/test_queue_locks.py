@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from escrowmq.client_memory import ClientMemory, MemoryLimits, MemoryUse
-from escrowmq.consume.members import LOCK_VALID_MS, QueueLocks
+from escrowmq.consume.members import FEW_LOCKS, LOCK_VALID_MS, QueueLocks
 from escrowmq.peer import DISCONNECTED
 from tests.support.broker_requests import FakeChannel
 from tests.support.fake_peers import FakePeer
@@ -91,6 +91,48 @@ def test_above_the_limit_no_lock_is_granted_until_locks_expire() -> None:
     assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 2) == []
     assert locks.lock("g", "a", [QUEUE_1], now_ms=LOCK_VALID_MS + 1_001) == [QUEUE_1]
     assert len(locks) == 1
+
+
+# --- shares --------------------------------------------------------------------------------------
+
+
+def queues(topic: str, count: int = FEW_LOCKS) -> list[tuple[str, int]]:
+    return [(topic, number) for number in range(count)]
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["stay open", "close and come back"])
+def test_the_connections_of_one_host_do_not_take_all_locks(closes: bool) -> None:
+    locks = QueueLocks(locks_max=8 * FEW_LOCKS)
+    for number in range(20):
+        greedy = FakePeer(f"10.0.0.1:{number}")
+        locks.lock("g", f"greedy{number}", queues(f"t{number}"), now_ms=0, channel=greedy)
+        if closes:
+            locks.channel_closed(greedy)
+    assert len(locks) == 6 * FEW_LOCKS
+    for number in range(2):
+        other = FakePeer(f"10.0.0.{number + 2}:1")
+        granted = locks.lock("g", f"other{number}", queues(f"o{number}"), now_ms=0, channel=other)
+        assert len(granted) == FEW_LOCKS
+    assert len(locks) == 8 * FEW_LOCKS
+
+
+def test_a_connection_with_many_locks_leaves_some_for_others_of_its_host() -> None:
+    locks = QueueLocks(locks_max=8 * FEW_LOCKS)
+    greedy, other = FakePeer("10.0.0.1:1"), FakePeer("10.0.0.1:2")
+    granted = locks.lock("g", "a", queues("t", 8 * FEW_LOCKS), now_ms=0, channel=greedy)
+    assert len(granted) == 4 * FEW_LOCKS
+    assert len(locks.lock("g", "b", queues("o"), now_ms=0, channel=other)) == FEW_LOCKS
+
+
+def test_a_host_gets_locks_again_when_its_own_are_released() -> None:
+    locks = QueueLocks(locks_max=8 * FEW_LOCKS)
+    for number in range(6):
+        channel = FakePeer(f"10.0.0.1:{number}")
+        locks.lock("g", f"c{number}", queues(f"t{number}"), now_ms=0, channel=channel)
+    newcomer = FakePeer("10.0.0.1:9")
+    assert locks.lock("g", "new", queues("n"), now_ms=0, channel=newcomer) == []
+    locks.unlock("g", "c0", queues("t0"))
+    assert len(locks.lock("g", "new", queues("n"), now_ms=0, channel=newcomer)) == FEW_LOCKS
 
 
 # --- memory --------------------------------------------------------------------------------------

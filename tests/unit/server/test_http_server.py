@@ -132,6 +132,30 @@ async def test_a_request_that_is_too_long_is_refused() -> None:
         assert (await bench.get("/metrics"))[0] == 200
 
 
+async def test_a_request_with_too_many_bytes_in_all_is_dropped_before_it_is_complete() -> None:
+    # Neither a line nor the number of lines is too long, and no timeout ends it.
+    async with serving(
+        request_bytes_max=5_000, headers_max=10_000, request_timeout_s=3_600
+    ) as bench:
+        line = b"X-%d: " + b"x" * 80 + b"\r\n"
+        request = b"GET /health/live HTTP/1.1\r\n" + b"".join(line % n for n in range(100))
+        reader, writer = await bench.connect()
+        writer.write(request[:4_900])
+        assert (await bench.get("/health/live"))[0] == 200
+        assert not reader.at_eof()  # it may still become a complete request
+        writer.write(request[4_900:])
+        async with asyncio.timeout(30):
+            assert await read_all(reader) == b""
+        writer.close()
+        assert (await bench.get("/metrics"))[0] == 200
+
+
+async def test_a_short_request_that_arrives_with_too_much_behind_it_is_dropped_whole() -> None:
+    async with serving(request_bytes_max=5_000, request_timeout_s=3_600) as bench:
+        async with asyncio.timeout(30):
+            assert (await bench.send(GET % b"/health/live" + b"x" * 6_000))[0] == 0
+
+
 async def test_an_incomplete_request_is_dropped_after_the_timeout() -> None:
     async with serving(request_timeout_s=0.05) as bench:
         assert (await bench.send(b"GET /metrics HT"))[0] == 0

@@ -9,8 +9,6 @@ import pytest
 from escrowmq.config import Config, load_config
 from escrowmq.errors import ConfigError
 from escrowmq.server.live_config import LiveConfig, RuntimeSettings, update_properties
-from escrowmq.server.namesrv import KV_CONFIG_PATH, KvConfigFile
-from escrowmq.testing import MemoryDisk
 
 
 def load_settings(file: Path | None = None) -> tuple[RuntimeSettings, list[Config]]:
@@ -87,20 +85,3 @@ def test_continued_lines_and_repeated_keys_are_replaced() -> None:
     text = "a=1 \\\n  2\nb = x\na : 3\n"
     assert update_properties(text, {"a": "9"}) == "b = x\na=9\n"
     assert update_properties("", {"a": "9"}) == "a=9\n"
-
-
-def test_the_kv_config_is_saved_after_a_change_and_loaded() -> None:
-    disk = MemoryDisk()
-    file = KvConfigFile(disk)
-    file.save()
-    assert not disk.exists(KV_CONFIG_PATH)
-    file.settings.put("space", "colour", "red")
-    file.save()
-    assert KvConfigFile(disk).settings.get("space", "colour") == "red"
-
-
-def test_an_invalid_kv_config_file_is_refused() -> None:
-    disk = MemoryDisk()
-    disk.create(KV_CONFIG_PATH, 3).write_at(0, b"{x}")
-    with pytest.raises(ConfigError, match="kvConfig"):
-        KvConfigFile(disk)

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -16,7 +17,7 @@ from escrowmq.errors import StoreError, StoreLocked
 from escrowmq.store.check import check_store
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.flush_marks import MARKS_PATH
-from escrowmq.testing.disks import MemoryDisk
+from escrowmq.testing.disks import FaultyDisk, MemoryDisk
 from tests.interop.fixtures import SHUTDOWNS, VERSIONS, Shutdown, unpack_store
 from tests.support.store_damage import (
     RECORDS,
@@ -164,6 +165,18 @@ def test_a_flipped_bit_in_the_flush_marks_is_found(killed: Path) -> None:
     edit_file(killed / MARKS_PATH, 512, flip)
     finding = only_damage(killed)
     assert (finding.where, finding.position) == (MARKS_PATH, 512)
+
+
+def test_a_flush_mark_that_a_power_cut_has_torn_is_a_note() -> None:
+    disk = FaultyDisk()
+    store = open_store(disk)
+    fill(store, range(5))
+    store.flush()
+    after_cut = disk.power_cut(Random(0), "all")
+    after_cut.open(MARKS_PATH).write_at(512 + 16, b"torn")
+    report = examine(after_cut)
+    assert report.is_clean
+    assert MARKS_PATH in [note.where for note in notes(report)]
 
 
 def test_an_invalid_record_that_no_mark_covers_is_a_torn_end(killed: Path) -> None:

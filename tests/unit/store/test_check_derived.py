@@ -15,6 +15,8 @@ from escrowmq.store.check import Severity, check_store
 from escrowmq.store.check_indexes import DEFAULT_LAYOUT, IndexLayout
 from escrowmq.store.check_log import FINDINGS_PER_FILE_MAX
 from escrowmq.store.disk import RealDisk
+from escrowmq.store.index_checksums import CHECKSUM_DIRECTORY
+from escrowmq.store.key_index import DAMAGED_PATH, HEADER
 from tests.support.store_damage import (
     RECORDS,
     damage,
@@ -182,11 +184,53 @@ def test_a_broken_index_header_is_found(clean: Path) -> None:
     assert (finding.where, finding.position) == (relative_name(clean, path), 36)
 
 
+def test_a_flipped_bit_in_the_checksums_of_an_index_file_is_found(clean: Path) -> None:
+    checksums = sorted((clean / CHECKSUM_DIRECTORY).iterdir())[0]
+    edit_file(checksums, 20, flip)
+    finding = only_damage(clean)
+    assert finding.where == relative_name(clean, checksums)
+    assert "wrong checksum" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("position", "what"),
+    [
+        (7, "the header is not the one that was written"),  # the time of the first key
+        (15, "the header is not the one that was written"),  # the time of the last key
+        (HEADER.size + TINY.index_slots * 4 + 20 + 15, "wrong checksum"),  # the time of a key
+    ],
+    ids=["first time", "last time", "time of an entry"],
+)
+def test_what_the_log_does_not_say_about_an_index_file_is_compared_with_its_checksums(
+    position: int, what: str, clean: Path
+) -> None:
+    file = index_files(clean)[0]
+    edit_file(file, position, flip)
+    finding = only_damage(clean)
+    assert finding.where == relative_name(clean, file)
+    assert what in finding.what
+
+
+def test_checksums_without_an_index_file_are_a_note(clean: Path) -> None:
+    checksums = sorted((clean / CHECKSUM_DIRECTORY).iterdir())[0]
+    checksums.with_name("20261118000000000").write_bytes(checksums.read_bytes())
+    report = examine(clean)
+    assert report.is_clean
+    assert "there is no index file" in notes(report)[0].what
+
+
+def test_damage_that_the_broker_has_found_in_the_index_is_reported(clean: Path) -> None:
+    (clean / DAMAGED_PATH).write_bytes(b"")
+    assert "the next start rebuilds the index" in only_damage(clean).what
+
+
 def test_a_missing_index_file_is_a_note(clean: Path) -> None:
-    index_files(clean)[1].unlink()
+    file = index_files(clean)[1]
+    file.unlink()
     report = examine(clean)
     assert damage(report) == []
-    assert [note.where for note in notes(report)] == ["index"]
+    checksums = f"{CHECKSUM_DIRECTORY}/{file.name}"
+    assert [note.where for note in notes(report)] == [checksums, "index"]
 
 
 def test_the_layout_of_an_index_is_detected_without_configuration(clean: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
@@ -32,6 +33,7 @@ from escrowmq.store.backup import (
     back_up,
     check_target_is_empty,
     restore,
+    stored_log_end,
 )
 from escrowmq.store.check import CheckReport, Severity, check_store, is_store
 from escrowmq.store.disk import Disk, RealDisk, read_file
@@ -230,27 +232,48 @@ def _print_damage(log: LogFiles, damage: DamagedRange, *, as_json: bool) -> None
     show_default=True,
     help="Address of the broker that runs on DIRECTORY, if there is one.",
 )
+@click.option(
+    "--allow-damage",
+    is_flag=True,
+    help="Back up a store that is damaged or partly unreadable, and list the damage.",
+)
 @_json_object_option
 @access_options
-def backup_command(directory: str, backup: str, broker: str, as_json: bool) -> None:
+def backup_command(
+    directory: str, backup: str, broker: str, allow_damage: bool, as_json: bool
+) -> None:
     """Copy the store in DIRECTORY to the new directory BACKUP, and check the copy.
 
     A broker may be running on DIRECTORY and keeps serving. Everything that it had acknowledged as
-    durable when the backup started is in the backup. Exit code 2: there is no complete backup.
+    durable when the backup started is in the backup. Exit code 2: there is no complete backup. A
+    damaged store is backed up only with --allow-damage.
     """
     source, target = RealDisk(directory), RealDisk(backup)
     try:
         _require_store(source)
         with _ProgressBar("copying the log", quiet=as_json) as on_progress:
             check_target_is_empty(target)
-            manifest, report = _run_backup(source, target, directory, broker, on_progress)
+            manifest, report = _run_backup(
+                source,
+                target,
+                directory,
+                broker,
+                allow_damage=allow_damage,
+                on_progress=on_progress,
+            )
     except StoreError as error:
         raise StoreError(f"{directory} to {backup}: {error}") from error
     _print_outcome("backed up", backup, manifest, report, as_json=as_json)
 
 
 def _run_backup(
-    source: Disk, target: Disk, directory: str, broker: str, on_progress: ProgressCallback
+    source: Disk,
+    target: Disk,
+    directory: str,
+    broker: str,
+    *,
+    allow_damage: bool,
+    on_progress: ProgressCallback,
 ) -> tuple[BackupManifest, CheckReport]:
     now_ms = SystemClock().now_ms()
     try:
@@ -265,15 +288,17 @@ def _run_backup(
             lambda: prepare_backup(broker, source, directory),
             now_ms=now_ms,
             source_name=directory,
+            allow_damage=allow_damage,
             on_progress=on_progress,
         )
     try:
         return back_up(
             source,
             target,
-            lambda: _log_end(source),
+            lambda: stored_log_end(source),
             now_ms=now_ms,
             source_name=directory,
+            allow_damage=allow_damage,
             on_progress=on_progress,
         )
     finally:
@@ -305,16 +330,6 @@ def prepare_backup(address: str, source: Disk, directory: str) -> int:
             "(give its address with --broker HOST:PORT)"
         )
     return response.log_end
-
-
-def _log_end(source: Disk) -> int:
-    log = LogFiles(source)
-    try:
-        for _ in log.scan():  # finds the end by reading everything
-            pass
-        return log.end
-    finally:
-        log.close()
 
 
 # --- restore -------------------------------------------------------------------------------------
@@ -367,12 +382,19 @@ def _print_outcome(
                 "log_end": manifest.log_end,
                 "records": report.records,
                 "clean": report.is_clean,
+                "damage": msgspec.to_builtins(manifest.damage),
             }
         )
         return
+    for damage in manifest.damage:
+        position = "" if damage.position is None else f" at byte {damage.position}"
+        click.echo(f"DAMAGE {damage.where}{position}: {damage.what}")
+    verdict = "all of them checked"
+    if manifest.damage:
+        verdict = "with the damage that is listed above"
     click.echo(
         f"{verb} to {directory}: {report.records} records, log {manifest.log_begin} to "
-        f"{manifest.log_end}, all of them checked"
+        f"{manifest.log_end}, {verdict}"
     )
 
 
