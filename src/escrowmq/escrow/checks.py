@@ -3,6 +3,7 @@
     CheckSchedule    which halves are due
     next_step        what to do with a half that is due
     CheckBacklog     due halves that wait until a producer of their group has capacity
+    CheckPace        how many checks may be sent now
 
 `broker/transactions/check.py` executes the steps. The rules and the counters are
 here; the settings are in `config/settings.py`.
@@ -251,6 +252,12 @@ class CheckBacklog:
         if backlog is not None:
             self._backlogs.pop(group, None)
 
+    def move_to_end(self, group: str) -> None:
+        """Make a group the last one of `groups()`, so that others come before it next time."""
+        backlog = self._backlogs.pop(group, None)
+        if backlog is not None:
+            self._backlogs[group] = backlog
+
     def put_back(self, half: Half) -> None:
         """Make a half the next one of its group again."""
         self._backlogs.setdefault(half.group, deque()).appendleft(half.queue_offset)
@@ -277,3 +284,24 @@ class CheckBacklog:
     def channel_closed(self, channel: Peer) -> None:
         for queue_offset in self._unanswered.pop(channel, ()):
             self._channel_by_offset.pop(queue_offset, None)
+
+
+class CheckPace:
+    """Limits how many checks are sent in a time; after a pause, some more at once."""
+
+    def __init__(self, checks_per_ms: int, *, at_once_max: int) -> None:
+        self._checks_per_ms = checks_per_ms
+        self._at_once_max = at_once_max
+        self._allowed = at_once_max
+        self._updated_ms = 0
+
+    def allowed(self, now_ms: int) -> int:
+        """Return how many checks may be sent now."""
+        # A clock that was set back must not stop all checks.
+        passed_ms = max(0, now_ms - self._updated_ms)
+        self._updated_ms = now_ms
+        self._allowed = min(self._at_once_max, self._allowed + passed_ms * self._checks_per_ms)
+        return self._allowed
+
+    def check_sent(self) -> None:
+        self._allowed -= 1
