@@ -252,12 +252,6 @@ class CheckBacklog:
         if backlog is not None:
             self._backlogs.pop(group, None)
 
-    def move_to_end(self, group: str) -> None:
-        """Make a group the last one of `groups()`, so that others come before it next time."""
-        backlog = self._backlogs.pop(group, None)
-        if backlog is not None:
-            self._backlogs[group] = backlog
-
     def put_back(self, half: Half) -> None:
         """Make a half the next one of its group again."""
         self._backlogs.setdefault(half.group, deque()).appendleft(half.queue_offset)
@@ -286,22 +280,46 @@ class CheckBacklog:
             self._channel_by_offset.pop(queue_offset, None)
 
 
-class CheckPace:
-    """Limits how many checks are sent in a time; after a pause, some more at once."""
+# --- how many checks at a time -------------------------------------------------------------------
 
-    def __init__(self, checks_per_ms: int, *, at_once_max: int) -> None:
-        self._checks_per_ms = checks_per_ms
-        self._at_once_max = at_once_max
-        self._allowed = at_once_max
+# A check and its answer take about 65 microseconds of the broker. Without a limit, a producer that
+# answers at once gets the next checks at once, and a million due halves keep the broker busy until
+# all of them are decided. Turns with 16 sends each took 3.7 ms of CPU time beside answers UNKNOWN
+# (p50; p99 9.9 ms). With these limits they take 0.2 ms (p99 1.1 ms), and 0.2 ms if nothing is due
+# (p99 0.4 ms).
+CHECKS_PER_MS: Final = 10
+CHECKS_AT_ONCE_MAX: Final = 100
+# While there are other requests. Some checks together cost less than one after the other.
+BESIDE_OTHERS_PER_MS: Final = 2
+BESIDE_OTHERS_AT_ONCE: Final = 8
+OTHERS_LAST_MS: Final = 100  # after the last one
+
+
+class CheckPace:
+    """Limits how many checks are sent in a time, so that other requests are served meanwhile."""
+
+    def __init__(self) -> None:
+        self._saved = CHECKS_AT_ONCE_MAX
         self._updated_ms = 0
+        self._others_until_ms = 0
+        self._other_count = 0
+
+    def turn_ended(self, now_ms: int, other_count: int) -> None:
+        """Note how many requests there were in all, other than answers to checks."""
+        if other_count != self._other_count:
+            self._other_count = other_count
+            self._others_until_ms = now_ms + OTHERS_LAST_MS
 
     def allowed(self, now_ms: int) -> int:
         """Return how many checks may be sent now."""
         # A clock that was set back must not stop all checks.
         passed_ms = max(0, now_ms - self._updated_ms)
         self._updated_ms = now_ms
-        self._allowed = min(self._at_once_max, self._allowed + passed_ms * self._checks_per_ms)
-        return self._allowed
+        if not now_ms < self._others_until_ms <= now_ms + OTHERS_LAST_MS:
+            self._saved = min(CHECKS_AT_ONCE_MAX, self._saved + passed_ms * CHECKS_PER_MS)
+            return self._saved
+        self._saved = min(BESIDE_OTHERS_AT_ONCE, self._saved + passed_ms * BESIDE_OTHERS_PER_MS)
+        return self._saved if self._saved >= BESIDE_OTHERS_AT_ONCE else 0
 
     def check_sent(self) -> None:
-        self._allowed -= 1
+        self._saved -= 1

@@ -52,12 +52,7 @@ from escrowmq.store.commit_log import AppendResult
 
 log = logging.getLogger(__name__)
 
-DUE_PER_TICK_MAX: Final = 1_000
-# A check and its answer take about 65 microseconds. Without a limit, a producer that answers at once
-# gets the next checks at once, and a million due halves keep the broker busy until all are decided.
-# With this one, checks take a quarter of its time, and other requests have the rest.
-CHECKS_PER_MS: Final = 4
-CHECKS_AT_ONCE_MAX: Final = 100  # after a pause
+DUE_PER_TICK_MAX: Final = 200  # 0.3 ms, and more than checks are sent meanwhile
 CHECKS_PER_TURN_MAX: Final = 32  # after answers
 
 
@@ -83,11 +78,14 @@ class TransactionChecker:
         turn: Turn,
         producers: ProducerGroups[Channel],
         append_decision: AppendDecision,
+        count_other_requests: Callable[[], int],
         *,
         store_host: bytes,
         broker_name: str | None = None,
         backlog: CheckBacklog | None = None,
     ) -> None:
+        """`count_other_requests` returns the number of all requests that are no ends."""
+        self._count_other_requests = count_other_requests
         self._broker_name = broker_name
         self._coordinator = coordinator
         self._turn = turn
@@ -97,8 +95,9 @@ class TransactionChecker:
         self._backlog = backlog or CheckBacklog()
         self.counters = TransactionCheckCounters()
         self._limited_log = LimitedLog(log)
-        self._groups_with_capacity: set[str] = set()  # producers may have capacity for more checks
-        self._pace = CheckPace(CHECKS_PER_MS, at_once_max=CHECKS_AT_ONCE_MAX)
+        # Groups whose producers may have capacity for more checks. The first one is the next.
+        self._groups_with_capacity: dict[str, None] = {}
+        self._pace = CheckPace()
         # Any client can claim any producer group. The ACL decides whether it may read the half
         # before a check is sent to it. None: every client may.
         self.can_read_half: Callable[[Peer, str], bool] | None = None
@@ -116,11 +115,9 @@ class TransactionChecker:
                 self._take_next_step(half, now_ms)
             except Exception as error:  # one half must not stop the checks of all others
                 self._set_aside(half, error)
-        groups = self._backlog.groups()
-        for index, group in enumerate(groups):
-            share = -(-self._pace.allowed(now_ms) // (len(groups) - index))
-            if self._check_group(group, share, now_ms):
-                self._backlog.move_to_end(group)
+        for group in self._backlog.groups():
+            self._groups_with_capacity.setdefault(group)
+        self._check_groups(self._pace.allowed(now_ms), now_ms)
 
     def next_due_ms(self, retry_ms: int) -> int | None:
         """Return when `tick` has something to do; `retry_ms` if a producer may have capacity then.
@@ -210,7 +207,7 @@ class TransactionChecker:
         if is_unknown:
             self.counters.unknown += 1
             self._record_unknown(half, "unknown", channel, remark, now_ms)
-        self._groups_with_capacity.add(half.group)
+        self._groups_with_capacity.setdefault(half.group)
 
     def undecided_at_send(self, half: Half, channel: Channel, remark: str, now_ms: int) -> None:
         """Note that a producer ended its send with UNKNOWN: a check will ask for the verdict."""
@@ -234,12 +231,9 @@ class TransactionChecker:
 
     def end_turn(self, now_ms: int) -> None:
         """Send more checks to groups that have answered in this turn, or had too many at once."""
-        if not self._groups_with_capacity:
-            return
-        remaining = min(CHECKS_PER_TURN_MAX, self._pace.allowed(now_ms))
-        while self._groups_with_capacity and remaining > 0:
-            group = self._groups_with_capacity.pop()
-            remaining -= self._check_group(group, remaining, now_ms)
+        self._pace.turn_ended(now_ms, self._count_other_requests())
+        if self._groups_with_capacity:
+            self._check_groups(min(CHECKS_PER_TURN_MAX, self._pace.allowed(now_ms)), now_ms)
 
     def channel_closed(self, channel: Channel) -> None:
         self._backlog.channel_closed(channel)
@@ -247,10 +241,20 @@ class TransactionChecker:
     def backlog_size(self) -> int:
         return sum(self._backlog.size(group) for group in self._backlog.groups())
 
+    def _check_groups(self, count_max: int, now_ms: int) -> None:
+        """Send up to `count_max` checks. Every group gets a share, or is one of the next."""
+        groups = self._groups_with_capacity
+        for group_count in range(len(groups), 0, -1):
+            if count_max <= 0:
+                break
+            group = next(iter(groups))
+            del groups[group]
+            count_max -= self._check_group(group, max(1, count_max // group_count), now_ms)
+
     def _check_group(self, group: str, count_max: int, now_ms: int) -> int:
         """Send up to `count_max` checks of the group's backlog, and return how many were sent.
 
-        If that was the limit, and not the capacity of producers, `end_turn` goes on.
+        If that was the limit, and not the capacity of producers, the group waits for its next turn.
         """
         sent = 0
         for queue_offset in self._backlog.take(group):
@@ -271,7 +275,7 @@ class TransactionChecker:
             if channel is None:
                 self._backlog.put_back(half)
                 if sent >= count_max:
-                    self._groups_with_capacity.add(group)
+                    self._groups_with_capacity.setdefault(group)
                 break
             try:
                 sent += self._send_check(half, channel, now_ms)
