@@ -24,6 +24,7 @@ PIPELINED = 500
 NEVER = {"transactionTimeOut": 3_600_000, "transactionCheckInterval": 3_600_000}
 DUE = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000, "transactionCheckMax": 1_000}
 RECEIVED_BYTES = 1 << 16
+HEARTBEAT_S = 30.0
 CHECK = b'"code":39,'
 POSITION_FIELDS = (b'"tranStateTableOffset":"', b'"commitLogOffset":"')
 ANSWER = (
@@ -134,7 +135,8 @@ def _send_halves(server: EscrowMQ, count: int) -> float:
 class _Answering:
     """A producer that answers every check with a verdict, or does not answer.
 
-    It does little for each check: broker, load and producer may have to share two cores.
+    It does little for each check: broker, load and producer may have to share two cores. The last
+    request of `caller` is a heartbeat, and is repeated: a member without any is removed.
     """
 
     caller: Client
@@ -143,9 +145,13 @@ class _Answering:
     began_s: float = 0.0
 
     def run(self) -> None:
-        received = b""
+        received, heartbeat = b"", self.caller.sent_frame
+        next_heartbeat_s = self.began_s + HEARTBEAT_S
         try:
             while data := self.caller.socket.recv(RECEIVED_BYTES):
+                if time.monotonic() >= next_heartbeat_s:
+                    self.caller.socket.sendall(heartbeat)
+                    next_heartbeat_s += HEARTBEAT_S
                 complete, received = _split_frames(received + data)
                 answers = [self._answer(frame) for frame in complete if CHECK in frame]
                 if self.verdict is not None and answers:

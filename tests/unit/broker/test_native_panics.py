@@ -216,7 +216,7 @@ async def test_a_panic_while_reading_costs_no_request() -> None:
 
 
 def native_panic(broker: PanickingBroker) -> BaseException:
-    batch = broker.broker.native_requests._requests.read([], 0, 1)  # type: ignore[union-attr]
+    batch = broker.broker.native_requests._requests.read([], 0, 1, None)  # type: ignore[union-attr]
     with pytest.raises(BaseException, match="divisor of zero") as caught:
         PanickingBatch(batch, "encode").panic()
     assert not isinstance(caught.value, Exception)
