@@ -16,6 +16,7 @@ from bench import (
     broker_growth,
     broker_tx,
     brokers,
+    checks,
     clients,
     escrow,
     greedy,
@@ -64,6 +65,7 @@ BROKER: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "access": ("The broker: signatures and TLS", access.rows),
     "spark-write": ("Spark: the sink", spark_write.rows),
     "visible": ("The escrow: from commit to consumer", visible.rows),
+    "checks": ("The escrow: lateness of checks", checks.rows),
     "escrow": ("The escrow: very many open transactions", escrow.rows),
     "spark-read": ("Reading into Spark", _spark_read),
 }

@@ -4,7 +4,7 @@
 //! tests/contract/test_half_table.py runs one suite on both. A half is an object of its own, so
 //! that Python can keep and change one exactly as it does with its twin.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
+use crate::offset_map::OffsetMap;
 use crate::restore::{self, RecordWindow};
 
 /// A unique key. Those of all known clients fit into the short form.
@@ -304,7 +305,7 @@ impl DecidedHalf {
 /// and of halves that were decided lately.
 #[pyclass(module = "escrowmq_native")]
 pub struct HalfTable {
-    by_offset: BTreeMap<i64, Py<Half>>, // halves are added in this order
+    by_offset: OffsetMap<Py<Half>>,
     by_key: HashTable<Py<Half>>,
     reserved: HashTable<Py<Half>>,
     decided: VecDeque<DecidedHalf>,
@@ -346,7 +347,7 @@ impl HalfTable {
     }
 
     pub fn get(&self, queue_offset: i64) -> Option<&Py<Half>> {
-        self.by_offset.get(&queue_offset)
+        self.by_offset.get(queue_offset)
     }
 
     /// Return whether a half with this group, topic and key is known, or is being appended.
@@ -505,7 +506,7 @@ impl HalfTable {
     /// Remove an undecided half. Return whether it was there.
     pub fn remove_half(&mut self, py: Python<'_>, half: &Py<Half>) -> bool {
         let removed = half.borrow(py);
-        if self.by_offset.remove(&removed.queue_offset).is_none() {
+        if self.by_offset.remove(removed.queue_offset).is_none() {
             return false;
         }
         self.stranded_count -= u64::from(removed.is_stranded);
@@ -544,7 +545,7 @@ impl HalfTable {
     #[pyo3(signature = (*, decided_max))]
     fn new(decided_max: usize) -> HalfTable {
         HalfTable {
-            by_offset: BTreeMap::new(),
+            by_offset: OffsetMap::new(),
             by_key: HashTable::new(),
             reserved: HashTable::new(),
             decided: VecDeque::new(),
@@ -643,7 +644,7 @@ impl HalfTable {
 
     fn find(&self, py: Python<'_>, queue_offset: i64) -> Option<Py<Half>> {
         self.by_offset
-            .get(&queue_offset)
+            .get(queue_offset)
             .map(|half| half.clone_ref(py))
     }
 
@@ -655,7 +656,7 @@ impl HalfTable {
         let offsets = PyBuffer::<i64>::get(queue_offsets)?.to_vec(queue_offsets.py())?;
         Ok(offsets
             .into_iter()
-            .filter(|offset| self.by_offset.contains_key(offset))
+            .filter(|offset| self.by_offset.get(*offset).is_some())
             .collect())
     }
 
@@ -705,9 +706,7 @@ impl HalfTable {
     }
 
     fn oldest(&self, py: Python<'_>) -> Option<Py<Half>> {
-        self.by_offset
-            .first_key_value()
-            .map(|(_, half)| half.clone_ref(py))
+        self.by_offset.first().map(|half| half.clone_ref(py))
     }
 
     fn group_totals(&self, group: &str) -> HalfTotals {
@@ -745,7 +744,7 @@ impl HalfIterator {
 
     fn __next__(&mut self, py: Python<'_>) -> Option<Py<Half>> {
         let table = self.table.borrow(py);
-        let (offset, half) = table.by_offset.range(self.next_offset?..).next()?;
+        let (offset, half) = table.by_offset.first_from(self.next_offset?)?;
         self.next_offset = offset.checked_add(1);
         Some(half.clone_ref(py))
     }

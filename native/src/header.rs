@@ -544,7 +544,7 @@ mod tests {
     #[test]
     fn a_send_is_read() {
         let mut properties = b"of the request before".to_vec();
-        let (head, fields) = parse(SEND.as_bytes(), &mut properties).unwrap();
+        let (head, fields, _) = parse(SEND.as_bytes(), &mut properties).unwrap();
         assert_eq!((head.opaque, head.is_oneway), (-7, true));
         assert_eq!(properties, b"UNIQ_KEY\x01A\x02");
         let PlainHeader::Send(send) = fields else {
@@ -555,7 +555,7 @@ mod tests {
 
     #[test]
     fn an_end_is_read() {
-        let (_, fields) = parse(END.as_bytes(), &mut Vec::new()).unwrap();
+        let (_, fields, _) = parse(END.as_bytes(), &mut Vec::new()).unwrap();
         let expected = EndHeader {
             group: b"g",
             queue_offset: 3,

@@ -7,6 +7,7 @@ mod java_hash;
 mod key_index;
 mod log_check;
 mod log_tail;
+mod offset_map;
 mod properties;
 mod pull;
 mod record;

@@ -3,6 +3,7 @@
     CheckSchedule    which halves are due
     next_step        what to do with a half that is due
     CheckBacklog     due halves that wait until a producer of their group has capacity
+    CheckPace        how many checks may be sent now
 
 `broker/transactions/check.py` executes the steps. The rules and the counters are
 here; the settings are in `config/settings.py`.
@@ -277,3 +278,48 @@ class CheckBacklog:
     def channel_closed(self, channel: Peer) -> None:
         for queue_offset in self._unanswered.pop(channel, ()):
             self._channel_by_offset.pop(queue_offset, None)
+
+
+# --- how many checks at a time -------------------------------------------------------------------
+
+# A check and its answer take about 65 microseconds of the broker. Without a limit, a producer that
+# answers at once gets the next checks at once, and a million due halves keep the broker busy until
+# all of them are decided. Turns with 16 sends each took 3.7 ms of CPU time beside answers UNKNOWN
+# (p50; p99 9.9 ms). With these limits they take 0.24 ms (p99 1.5 ms), and 0.22 ms if nothing is due
+# (p99 0.55 ms).
+CHECKS_PER_MS: Final = 10
+CHECKS_AT_ONCE_MAX: Final = 100
+# While there are other requests. Some checks together cost less than one after the other.
+BESIDE_OTHERS_PER_MS: Final = 2
+BESIDE_OTHERS_AT_ONCE: Final = 8
+OTHERS_LAST_MS: Final = 100  # after the last one
+
+
+class CheckPace:
+    """Limits how many checks are sent in a time, so that other requests are served meanwhile."""
+
+    def __init__(self) -> None:
+        self._saved = CHECKS_AT_ONCE_MAX
+        self._updated_ms = 0
+        self._others_until_ms = 0
+        self._other_count = 0
+
+    def turn_ended(self, now_ms: int, other_count: int) -> None:
+        """Note how many requests there were in all, other than answers to checks."""
+        if other_count != self._other_count:
+            self._other_count = other_count
+            self._others_until_ms = now_ms + OTHERS_LAST_MS
+
+    def allowed(self, now_ms: int) -> int:
+        """Return how many checks may be sent now."""
+        # A clock that was set back must not stop all checks.
+        passed_ms = max(0, now_ms - self._updated_ms)
+        self._updated_ms = now_ms
+        if not now_ms < self._others_until_ms <= now_ms + OTHERS_LAST_MS:
+            self._saved = min(CHECKS_AT_ONCE_MAX, self._saved + passed_ms * CHECKS_PER_MS)
+            return self._saved
+        self._saved = min(BESIDE_OTHERS_AT_ONCE, self._saved + passed_ms * BESIDE_OTHERS_PER_MS)
+        return self._saved if self._saved >= BESIDE_OTHERS_AT_ONCE else 0
+
+    def check_sent(self) -> None:
+        self._saved -= 1

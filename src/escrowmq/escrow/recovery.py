@@ -758,6 +758,8 @@ def _load_recent_keys(coordinator: TransactionCoordinator, store: RecoveryLog) -
     """
     end = coordinator.states.next_offset
     begin = max(store.min_offset(names.HALF_TOPIC, 0), end - RECENT_HALVES_MAX)
+    # If very many halves are open, the last ones are, and need not be read again.
+    begin = coordinator.states.first_decided(begin)
     for summary in store.record_summaries(names.HALF_TOPIC, 0, begin, end):
         state = coordinator.states.get(summary.queue_offset)
         if state is None or not state.is_decided:

@@ -24,6 +24,7 @@ from escrowmq.escrow.checks import (
     RETRY_DELAY_MS,
     Check,
     CheckBacklog,
+    CheckPace,
     FollowWriter,
     Strand,
     Wait,
@@ -51,9 +52,7 @@ from escrowmq.store.commit_log import AppendResult
 
 log = logging.getLogger(__name__)
 
-DUE_PER_TICK_MAX: Final = 1_000
-GROUP_CHECKS_PER_TICK_MAX: Final = 100  # every answer makes room for another check
-CHECKS_PER_TICK_MAX: Final = 400
+DUE_PER_TICK_MAX: Final = 200  # 0.3 ms, and more than checks are sent meanwhile
 CHECKS_PER_TURN_MAX: Final = 32  # after answers
 
 
@@ -79,11 +78,14 @@ class TransactionChecker:
         turn: Turn,
         producers: ProducerGroups[Channel],
         append_decision: AppendDecision,
+        count_other_requests: Callable[[], int],
         *,
         store_host: bytes,
         broker_name: str | None = None,
         backlog: CheckBacklog | None = None,
     ) -> None:
+        """`count_other_requests` returns the number of all requests that are no ends."""
+        self._count_other_requests = count_other_requests
         self._broker_name = broker_name
         self._coordinator = coordinator
         self._turn = turn
@@ -93,7 +95,9 @@ class TransactionChecker:
         self._backlog = backlog or CheckBacklog()
         self.counters = TransactionCheckCounters()
         self._limited_log = LimitedLog(log)
-        self._groups_with_capacity: set[str] = set()  # answered since the last check was sent
+        # Groups whose producers may have capacity for more checks. The first one is the next.
+        self._groups_with_capacity: dict[str, None] = {}
+        self._pace = CheckPace()
         # Any client can claim any producer group. The ACL decides whether it may read the half
         # before a check is sent to it. None: every client may.
         self.can_read_half: Callable[[Peer, str], bool] | None = None
@@ -111,10 +115,9 @@ class TransactionChecker:
                 self._take_next_step(half, now_ms)
             except Exception as error:  # one half must not stop the checks of all others
                 self._set_aside(half, error)
-        remaining = CHECKS_PER_TICK_MAX
-        for group in self._backlog.groups():  # every group gets a share
-            count_max = min(remaining, GROUP_CHECKS_PER_TICK_MAX)
-            remaining -= self._check_group(group, count_max, now_ms)
+        for group in self._backlog.groups():
+            self._groups_with_capacity.setdefault(group)
+        self._check_groups(self._pace.allowed(now_ms), now_ms)
 
     def next_due_ms(self, retry_ms: int) -> int | None:
         """Return when `tick` has something to do; `retry_ms` if a producer may have capacity then.
@@ -122,6 +125,8 @@ class TransactionChecker:
         Halves for which no producer is connected wait for one, and not for a time.
         """
         slot_ms = self._coordinator.schedule.next_slot_ms
+        if self._groups_with_capacity:
+            return 0  # more checks would have been too many at once
         if not self._backlog.waits_for_answers:
             return slot_ms
         return retry_ms if slot_ms is None else min(slot_ms, retry_ms)
@@ -190,7 +195,7 @@ class TransactionChecker:
 
     def producer_joined(self, group: str, now_ms: int) -> None:
         """Send the overdue checks of a group as soon as a producer connects."""
-        self._check_group(group, GROUP_CHECKS_PER_TICK_MAX, now_ms)
+        self._check_group(group, self._pace.allowed(now_ms), now_ms)
 
     def check_answered(
         self, half: Half, channel: Channel, *, is_unknown: bool, remark: str = "", now_ms: int
@@ -202,7 +207,7 @@ class TransactionChecker:
         if is_unknown:
             self.counters.unknown += 1
             self._record_unknown(half, "unknown", channel, remark, now_ms)
-        self._groups_with_capacity.add(half.group)
+        self._groups_with_capacity.setdefault(half.group)
 
     def undecided_at_send(self, half: Half, channel: Channel, remark: str, now_ms: int) -> None:
         """Note that a producer ended its send with UNKNOWN: a check will ask for the verdict."""
@@ -225,13 +230,10 @@ class TransactionChecker:
         )
 
     def end_turn(self, now_ms: int) -> None:
-        """Send more checks to groups that have answered in this turn."""
-        remaining = CHECKS_PER_TURN_MAX
-        while self._groups_with_capacity and remaining > 0:
-            group = self._groups_with_capacity.pop()
-            remaining -= self._check_group(group, remaining, now_ms)
-            if remaining <= 0 and self._backlog.size(group):
-                self._groups_with_capacity.add(group)
+        """Send more checks to groups that have answered in this turn, or had too many at once."""
+        self._pace.turn_ended(now_ms, self._count_other_requests())
+        if self._groups_with_capacity:
+            self._check_groups(min(CHECKS_PER_TURN_MAX, self._pace.allowed(now_ms)), now_ms)
 
     def channel_closed(self, channel: Channel) -> None:
         self._backlog.channel_closed(channel)
@@ -239,8 +241,21 @@ class TransactionChecker:
     def backlog_size(self) -> int:
         return sum(self._backlog.size(group) for group in self._backlog.groups())
 
+    def _check_groups(self, count_max: int, now_ms: int) -> None:
+        """Send up to `count_max` checks. Every group gets a share, or is one of the next."""
+        groups = self._groups_with_capacity
+        for group_count in range(len(groups), 0, -1):
+            if count_max <= 0:
+                break
+            group = next(iter(groups))
+            del groups[group]
+            count_max -= self._check_group(group, max(1, count_max // group_count), now_ms)
+
     def _check_group(self, group: str, count_max: int, now_ms: int) -> int:
-        """Send up to `count_max` checks of the group's backlog, and return how many were sent."""
+        """Send up to `count_max` checks of the group's backlog, and return how many were sent.
+
+        If that was the limit, and not the capacity of producers, the group waits for its next turn.
+        """
         sent = 0
         for queue_offset in self._backlog.take(group):
             half = self._coordinator.halves.find(queue_offset)
@@ -259,6 +274,8 @@ class TransactionChecker:
                 continue
             if channel is None:
                 self._backlog.put_back(half)
+                if sent >= count_max:
+                    self._groups_with_capacity.setdefault(group)
                 break
             try:
                 sent += self._send_check(half, channel, now_ms)
@@ -310,6 +327,7 @@ class TransactionChecker:
             half.producer = None
         self.counters.sent += 1
         self.counters.lateness_seconds.observe((now_ms - half.due_ms) / 1000)
+        self._pace.check_sent()
         self._backlog.check_sent(channel, half, now_ms)
         self._coordinator.check_sent(half, now_ms)
         self._write_journal(half, "asked", channel, now_ms)

@@ -107,6 +107,9 @@ class EndProcessor:
             turn,
             producers,
             self.append_decision,
+            lambda: (
+                sum(counters.requests.values()) - counters.requests[RequestCode.END_TRANSACTION]
+            ),
             store_host=store_host,
             broker_name=broker_name,
         )
