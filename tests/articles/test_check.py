@@ -92,8 +92,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.transactions.check import CHECKS_PER_TICK_MAX, GROUP_CHECKS_PER_TICK_MAX
 from escrowmq.config import TransactionConfig
+from escrowmq.escrow.checks import CHECKS_AT_ONCE_MAX
 from tests.interop.producers import CHECK_TRANSACTION_STATE, TOPIC, Producer, unique_key
 from tests.interop.records import Record, decode_record
 from tests.interop.remoting import COMMIT, ONE_WAY, SendResult
@@ -119,15 +119,15 @@ def test_the_defaults_are_15_checks_after_6_seconds_every_30_seconds() -> None:
 
 def test_a_tick_sends_a_limited_number_of_checks() -> None:
     bench = EscrowBench()
-    group_count = CHECKS_PER_TICK_MAX // GROUP_CHECKS_PER_TICK_MAX + 1
-    channels = [FakeChannel(f"127.0.0.1:{40_000 + number}") for number in range(group_count)]
+    channels = [FakeChannel(f"127.0.0.1:{40_000 + number}") for number in range(3)]
     for channel in channels:
-        for number in range(GROUP_CHECKS_PER_TICK_MAX):
+        for number in range(CHECKS_AT_ONCE_MAX // 2):
             bench.park(f"{channel.address}-{number}", group=channel.address, channel=channel)
     bench.tick(bench.config.immunity_ms)
-    sent_count = sum(len(sent_checks(channel)) for channel in channels)
-    assert sent_count == CHECKS_PER_TICK_MAX
-    bench.tick()
+    sent_counts = [len(sent_checks(channel)) for channel in channels]
+    assert sum(sent_counts) == CHECKS_AT_ONCE_MAX
+    assert all(sent_counts)
+    bench.tick(CHECKS_AT_ONCE_MAX)
     assert sum(len(sent_checks(channel)) for channel in channels) > 0
 
 
