@@ -190,7 +190,7 @@ class PullRun:
         offsets = {queue_id: self.random.randrange(20)}
         self.on_both(lambda path: path.broker.offsets.reset("T", "readers", offsets))
         # One pull gets it. Of several connections, it could be any.
-        fields = {"consumerGroup": "readers", "topic": "T", "queueId": str(queue_id)}
+        fields = {**ALL_OF_QUEUE, "queueId": str(queue_id), "expressionType": "TAG"}
         self.pair.receive(0, self.pull(**fields))
         self.pair.end_turn()
 

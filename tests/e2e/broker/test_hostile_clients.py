@@ -32,6 +32,8 @@ WITHOUT_RESPONSE = {RequestCode.END_TRANSACTION}  # an UNKNOWN verdict gets no r
 LATE_RESPONSES = {
     RequestCode.DELETE_TOPIC_IN_BROKER,  # waits until no checkpoint writes to the files
     RequestCode.PREPARE_BACKUP,  # waits for a flush if a record was appended just now
+    RequestCode.PUT_KV_CONFIG,  # waits until the file is written
+    RequestCode.DELETE_KV_CONFIG,
 }
 MISSING = object()
 ODD_TEXTS = (
