@@ -509,7 +509,7 @@ impl PlainRequests {
             Some(connection.producer.clone().unbind()),
         );
         half.final_properties_bytes = stored.properties.len() as u16;
-        let half = Py::new(py, half)?;
+        let identity = half.identity();
         let half_topic = batch.topic(&self.half_name);
         let queue = batch.queue(half_topic, 0);
         let message = Message {
@@ -524,8 +524,9 @@ impl PlainRequests {
             stored,
         };
         // The batch has it before it is reserved, so that it can be released in any case.
-        batch.add(connection, head, Kind::Half(message, half.clone_ref(py)));
-        table.reserve_new(py, half);
+        let index = batch.keep_half(half);
+        batch.add(connection, head, Kind::Half(message, index));
+        table.reserve_new(identity);
         Ok(true)
     }
 
@@ -605,15 +606,14 @@ impl PlainRequests {
         end: &EndHeader<'_>,
     ) -> bool {
         let head = request.head;
-        let table = self.table.borrow(py);
-        let Some(half) = table.get(end.queue_offset) else {
+        let table = self.table.clone_ref(py);
+        let mut table = table.borrow_mut(py);
+        let Some(decided) = table.plain_half(py, end.queue_offset) else {
             return false;
         };
-        let mut decided = half.borrow_mut(py);
         // The Python path parks halves whose keys need escapes in a response.
         let is_plain_key = decided.key_bytes().iter().all(u8::is_ascii_alphanumeric);
-        if !decided.is_plain()
-            || !is_plain_key
+        if !is_plain_key
             || decided.log_offset != end.log_offset
             || decided.group.text.as_bytes() != end.group
         {
@@ -629,7 +629,7 @@ impl PlainRequests {
             return false;
         }
         let mut ending = Ending {
-            half: half.clone_ref(py),
+            half: 0,
             host: connection.host,
             op_queue: 0,
             final_message: None,
@@ -678,8 +678,9 @@ impl PlainRequests {
                 .hashes
                 .push(java_hash::index_hash(batch.topics[op_topic].hash, &key));
         }
+        ending.half = batch.keep_half(decided);
         batch.add(connection, head, Kind::End(ending));
-        decided.is_being_decided = true;
+        table.set_being_decided(py, end.queue_offset, true);
         true
     }
 }
@@ -753,7 +754,7 @@ struct Message {
 }
 
 struct Ending {
-    half: Py<Half>,
+    half: usize, // of the halves that the batch has
     host: [u8; 8],
     op_queue: usize,
     /// Of a commit: the final, and the CRC of its body.
@@ -762,7 +763,7 @@ struct Ending {
 
 enum Kind {
     Send(Message),
-    Half(Message, Py<Half>),
+    Half(Message, usize), // of the halves that the batch has
     End(Ending),
 }
 
@@ -791,7 +792,8 @@ pub struct Batch {
     owner: Py<PlainRequests>,
     now_ms: i64,
     requests: Vec<Request>,
-    buffer: Vec<u8>, // bodies and properties
+    halves: Vec<Half>, // new ones, and copies of those that are decided
+    buffer: Vec<u8>,   // bodies and properties
     topics: Vec<Topic>,
     topic_index: HashMap<Box<[u8]>, usize>,
     queues: Vec<Queue>,
@@ -820,6 +822,7 @@ impl Batch {
             owner,
             now_ms,
             requests: Vec::new(),
+            halves: Vec::new(),
             buffer: Vec::new(),
             topics: Vec::new(),
             topic_index: HashMap::new(),
@@ -910,6 +913,12 @@ impl Batch {
         self.buffer.truncate(stored.body.start);
     }
 
+    /// Keep a half, and return its index.
+    fn keep_half(&mut self, half: Half) -> usize {
+        self.halves.push(half);
+        self.halves.len() - 1
+    }
+
     fn topic(&mut self, name: &Arc<Name>) -> usize {
         if let Some(index) = self.topic_index.get(name.text.as_bytes()) {
             return *index;
@@ -954,11 +963,11 @@ impl Batch {
 
     // --- encoding --------------------------------------------------------------------------------
 
-    fn encode_requests(&mut self, py: Python<'_>, log: &mut LogEncoder) {
+    fn encode_requests(&mut self, log: &mut LogEncoder) {
         let mut requests = std::mem::take(&mut self.requests);
         let result = catch_unwind(AssertUnwindSafe(|| {
             for request in &mut requests {
-                request.position = self.encode_request(py, log, request);
+                request.position = self.encode_request(log, request);
             }
         }));
         // After a panic too: `cancel` and `requests` need them.
@@ -966,34 +975,28 @@ impl Batch {
         result.unwrap_or_else(|panic| resume_unwind(panic));
     }
 
-    fn encode_request(
-        &mut self,
-        py: Python<'_>,
-        log: &mut LogEncoder,
-        request: &Request,
-    ) -> Position {
+    fn encode_request(&mut self, log: &mut LogEncoder, request: &Request) -> Position {
         match &request.kind {
             Kind::Send(message) => self.encode_message(log, message, &[], None, 0, false),
             Kind::Half(message, half) => {
-                let half = half.borrow(py);
-                let tail = half_tail(half.key_bytes(), &half.topic.text, half.queue_id);
+                let half = &self.halves[*half];
+                let queue_id = half.queue_id;
+                let tail = half_tail(half.key_bytes(), &half.topic.text, queue_id);
                 let position = self.encode_message(log, message, &tail, None, 0, true);
                 // The sender expects the queue that it asked for.
                 Position {
-                    queue_id: half.queue_id,
+                    queue_id,
                     ..position
                 }
             }
-            Kind::End(ending) => self.encode_ending(py, log, ending),
+            Kind::End(ending) => self.encode_ending(log, ending),
         }
     }
 
     /// Encode the final of a commit, and the op. Return the position of the final.
-    fn encode_ending(&mut self, py: Python<'_>, log: &mut LogEncoder, ending: &Ending) -> Position {
-        let (queue_offset, log_offset) = {
-            let half = ending.half.borrow(py);
-            (half.queue_offset, half.log_offset)
-        };
+    fn encode_ending(&mut self, log: &mut LogEncoder, ending: &Ending) -> Position {
+        let half = &self.halves[ending.half];
+        let (queue_offset, log_offset) = (half.queue_offset, half.log_offset);
         let mut body = Vec::new();
         number(&mut body, queue_offset);
         let mut position = Position::default();
@@ -1255,7 +1258,7 @@ impl Batch {
             record_count: 0,
             last_record_offset: -1,
         };
-        self.encode_requests(py, &mut log);
+        self.encode_requests(&mut log);
         self.end = log.end();
         log.finish_piece();
         self.record_count = log.record_count;
@@ -1338,18 +1341,17 @@ impl Batch {
                 Kind::Half(_, half) => {
                     applied.send_count += 1;
                     let position = request.position;
-                    let size = self.size_at(position.log_offset);
-                    let due_ms = {
-                        let mut half = half.borrow_mut(py);
-                        half.queue_offset = position.queue_offset;
-                        half.log_offset = position.log_offset;
-                        half.size = size;
-                        let topic = self.topic_index[half.topic.text.as_bytes()];
-                        *self.sizes.entry((topic, true, size as usize)).or_default() += 1;
-                        half.due_ms
-                    };
-                    applied.add_half(position.queue_offset, due_ms);
-                    table.add_half(py, half.clone_ref(py));
+                    let mut half = self.halves[*half].copy(py);
+                    half.queue_offset = position.queue_offset;
+                    half.log_offset = position.log_offset;
+                    half.size = self.size_at(position.log_offset);
+                    let topic = self.topic_index[half.topic.text.as_bytes()];
+                    *self
+                        .sizes
+                        .entry((topic, true, half.size as usize))
+                        .or_default() += 1;
+                    applied.add_half(half.queue_offset, half.due_ms);
+                    table.add_half(py, half);
                 }
                 Kind::End(ending) => {
                     if applied.end_count == 0 {
@@ -1358,8 +1360,7 @@ impl Batch {
                     }
                     applied.end_count += 1;
                     let is_commit = ending.final_message.is_some();
-                    let mut half = ending.half.borrow_mut(py);
-                    half.is_being_decided = false;
+                    let half = &self.halves[ending.half];
                     let topic = self.topic_index[half.topic.text.as_bytes()];
                     let waited_ms = (self.now_ms - half.parked_ms).max(0);
                     *outcomes.entry((topic, is_commit, waited_ms)).or_default() += 1;
@@ -1372,8 +1373,8 @@ impl Batch {
                     applied
                         .ended
                         .extend_from_slice(&half.queue_offset.to_ne_bytes());
-                    drop(half);
-                    table.close_half(py, &ending.half);
+                    table.set_being_decided(py, half.queue_offset, false);
+                    table.close_at(py, half.queue_offset);
                 }
             }
         }
@@ -1399,8 +1400,11 @@ impl Batch {
         for request in &self.requests {
             match &request.kind {
                 Kind::Send(_) => {}
-                Kind::Half(_, half) => table.release(py, half.clone_ref(py)),
-                Kind::End(ending) => ending.half.borrow_mut(py).is_being_decided = false,
+                Kind::Half(_, half) => table.release_key(self.halves[*half].triple()),
+                Kind::End(ending) => {
+                    let queue_offset = self.halves[ending.half].queue_offset;
+                    table.set_being_decided(py, queue_offset, false);
+                }
             }
         }
     }
@@ -1413,7 +1417,7 @@ impl Batch {
         let mut requests = self.requests.iter().peekable();
         while let Some(request) = requests.next() {
             if !request.head.is_oneway {
-                self.encode_response(py, &encoder, request, &mut out);
+                self.encode_response(&encoder, request, &mut out);
             }
             if requests
                 .peek()
@@ -1433,7 +1437,9 @@ impl Batch {
         let outcome = |request: &Request| {
             let (code, key) = match &request.kind {
                 Kind::Send(_) => (310, None),
-                Kind::Half(_, half) => (310, Some(PyBytes::new(py, half.borrow(py).key_bytes()))),
+                Kind::Half(_, half) => {
+                    (310, Some(PyBytes::new(py, self.halves[*half].key_bytes())))
+                }
                 Kind::End(_) => (37, None),
             };
             let position = request.position;
@@ -1470,21 +1476,15 @@ type RequestOutcome<'py> = (
 );
 
 impl Batch {
-    fn encode_response(
-        &self,
-        py: Python<'_>,
-        encoder: &ResponseEncoder,
-        request: &Request,
-        out: &mut Vec<u8>,
-    ) {
+    fn encode_response(&self, encoder: &ResponseEncoder, request: &Request, out: &mut Vec<u8>) {
         let (opaque, position) = (request.head.opaque, request.position);
         match &request.kind {
             Kind::Send(_) => encoder.send(out, opaque, position, None),
             Kind::Half(_, half) => {
-                encoder.send(out, opaque, position, Some(half.borrow(py).key_bytes()));
+                encoder.send(out, opaque, position, Some(self.halves[*half].key_bytes()));
             }
             Kind::End(ending) => {
-                let half = ending.half.borrow(py);
+                let half = &self.halves[ending.half];
                 let topic = half.topic.text.as_bytes();
                 let position = ending.final_message.as_ref().map(|_| position);
                 encoder.end(

@@ -1,8 +1,10 @@
 //! Half messages that are not decided, and the table that finds them.
 //!
 //! `Half` and `HalfTable` have the attributes and methods of their twins in escrow/half_table.py;
-//! tests/contract/test_half_table.py runs one suite on both. A half is an object of its own, so
-//! that Python can keep and change one exactly as it does with its twin.
+//! tests/contract/test_half_table.py runs one suite on both. Python can keep and change a half
+//! exactly as it does with its twin, so a half that Python has is an object. The others are rows of
+//! the table: an object takes 56 bytes more, is a separate allocation, and the garbage collector
+//! visits it, which took 0.1 s for a million of them.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -11,6 +13,7 @@ use std::sync::Arc;
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyKeyError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
@@ -18,7 +21,8 @@ use crate::offset_map::OffsetMap;
 use crate::restore::{self, RecordWindow};
 
 /// A unique key. Those of all known clients fit into the short form.
-enum Key {
+#[derive(Clone)]
+pub enum Key {
     Short {
         bytes: [u8; Key::SHORT_BYTES],
         length: u8,
@@ -77,7 +81,7 @@ struct RareFields {
     attempt: Option<Py<PyAny>>,
 }
 
-/// A half message that is not decided: open or stranded.
+/// A half message that is not decided: open or stranded. It is a row of the table or an object.
 #[pyclass(module = "escrowmq_native")]
 pub struct Half {
     #[pyo3(get, set)]
@@ -122,8 +126,36 @@ impl Half {
         self.key.as_bytes()
     }
 
-    fn triple(&self) -> Triple<'_> {
+    pub fn triple(&self) -> Triple<'_> {
         (&self.group.text, &self.topic.text, self.key.as_bytes())
+    }
+
+    pub fn identity(&self) -> Identity {
+        Identity {
+            group: self.group.clone(),
+            topic: self.topic.clone(),
+            key: self.key.clone(),
+        }
+    }
+
+    /// Return a copy without the rare fields.
+    pub fn copy(&self, py: Python<'_>) -> Half {
+        Half {
+            topic: self.topic.clone(),
+            group: self.group.clone(),
+            key: self.key.clone(),
+            producer: self.producer.as_ref().map(|peer| peer.clone_ref(py)),
+            rare: None,
+            ..*self
+        }
+    }
+
+    /// Move everything to a new half, and leave this one to be dropped.
+    fn take(&mut self, py: Python<'_>) -> Half {
+        Half {
+            rare: self.rare.take(),
+            ..self.copy(py)
+        }
     }
 
     fn rare(&mut self) -> &mut RareFields {
@@ -281,23 +313,64 @@ struct NameTotals {
     totals: HalfTotals,
 }
 
+/// What identifies a transaction, with names that are shared.
+pub struct Identity {
+    group: Arc<Name>,
+    topic: Arc<Name>,
+    key: Key,
+}
+
+impl Identity {
+    fn triple(&self) -> Triple<'_> {
+        (&self.group.text, &self.topic.text, self.key.as_bytes())
+    }
+}
+
 /// The queue of decided halves may be so many times longer than the number of its keys.
 const DECIDED_FACTOR_MAX: usize = 4;
 
 /// A half that was decided lately, as far as a repeated send is concerned.
 struct DecidedHalf {
-    group: Arc<Name>,
-    topic: Arc<Name>,
-    key: Key,
+    identity: Identity,
     queue_offset: i64,
     log_offset: i64,
 }
 
-impl DecidedHalf {
-    fn triple(&self) -> Triple<'_> {
-        (&self.group.text, &self.topic.text, self.key.as_bytes())
+/// An undecided half of the table.
+enum Entry {
+    Row(Half),
+    Object(Py<Half>),
+}
+
+impl Entry {
+    fn inspect<R>(&self, py: Python<'_>, inspect: impl FnOnce(&Half) -> R) -> R {
+        match self {
+            Entry::Row(half) => inspect(half),
+            Entry::Object(half) => inspect(&half.borrow(py)),
+        }
+    }
+
+    fn update<R>(&mut self, py: Python<'_>, update: impl FnOnce(&mut Half) -> R) -> R {
+        match self {
+            Entry::Row(half) => update(half),
+            Entry::Object(half) => update(&mut half.borrow_mut(py)),
+        }
+    }
+
+    fn has_triple(&self, py: Python<'_>, triple: Triple) -> bool {
+        self.inspect(py, |half| half.triple() == triple)
     }
 }
+
+/// Where the half with a key is. The hash is kept, so that the index can grow without a look at
+/// all halves.
+struct KeyEntry {
+    hash: u64,
+    queue_offset: i64,
+}
+
+/// So many halves stay objects although Python may not need them any more.
+const OBJECTS_MAX: usize = 1024;
 
 /// The undecided halves by queue offset and by unique key, and totals by group and topic.
 ///
@@ -305,9 +378,11 @@ impl DecidedHalf {
 /// and of halves that were decided lately.
 #[pyclass(module = "escrowmq_native")]
 pub struct HalfTable {
-    by_offset: OffsetMap<Py<Half>>,
-    by_key: HashTable<Py<Half>>,
-    reserved: HashTable<Py<Half>>,
+    by_offset: OffsetMap<Entry>,
+    by_key: HashTable<KeyEntry>,
+    /// Queue offsets of the halves that are objects, the oldest object first.
+    objects: VecDeque<i64>,
+    reserved: HashTable<Identity>,
     decided: VecDeque<DecidedHalf>,
     decided_index: HashTable<u64>, // the number of each, counted from the first one ever
     decided_dropped: u64,          // the number of the first that is still there
@@ -346,30 +421,47 @@ impl HalfTable {
             .map_or_else(|| Name::new(py, topic), |entry| entry.name.clone())
     }
 
-    pub fn get(&self, queue_offset: i64) -> Option<&Py<Half>> {
-        self.by_offset.get(queue_offset)
+    /// Return a copy of the half at an offset if the plain path may decide it.
+    pub fn plain_half(&self, py: Python<'_>, queue_offset: i64) -> Option<Half> {
+        let entry = self.by_offset.get(queue_offset)?;
+        entry.inspect(py, |half| half.is_plain().then(|| half.copy(py)))
+    }
+
+    pub fn set_being_decided(&mut self, py: Python<'_>, queue_offset: i64, is_being_decided: bool) {
+        if let Some(entry) = self.by_offset.get_mut(queue_offset) {
+            entry.update(py, |half| half.is_being_decided = is_being_decided);
+        }
     }
 
     /// Return whether a half with this group, topic and key is known, or is being appended.
     pub fn knows(&self, py: Python<'_>, triple: Triple) -> bool {
         let hash = self.hasher.hash_one(triple);
         self.reserved
-            .find(hash, |half| half.borrow(py).triple() == triple)
+            .find(hash, |known| known.triple() == triple)
             .is_some()
             || self.position(py, hash, triple).is_some()
     }
 
+    /// Return the queue offset of the undecided half with a key.
+    fn offset_of(&self, py: Python<'_>, hash: u64, triple: Triple) -> Option<i64> {
+        let known = self.by_key.find(hash, |known| {
+            known.hash == hash
+                && self
+                    .by_offset
+                    .get(known.queue_offset)
+                    .is_some_and(|entry| entry.has_triple(py, triple))
+        });
+        known.map(|known| known.queue_offset)
+    }
+
     fn position(&self, py: Python<'_>, hash: u64, triple: Triple) -> Option<(i64, i64)> {
-        if let Some(half) = self
-            .by_key
-            .find(hash, |half| half.borrow(py).triple() == triple)
-        {
-            let half = half.borrow(py);
-            return Some((half.queue_offset, half.log_offset));
+        if let Some(queue_offset) = self.offset_of(py, hash, triple) {
+            let entry = self.by_offset.get(queue_offset)?;
+            return Some((queue_offset, entry.inspect(py, |half| half.log_offset)));
         }
-        let number = self
-            .decided_index
-            .find(hash, |number| self.decided(*number).triple() == triple)?;
+        let number = self.decided_index.find(hash, |number| {
+            self.decided(*number).identity.triple() == triple
+        })?;
         let decided = self.decided(*number);
         Some((decided.queue_offset, decided.log_offset))
     }
@@ -379,23 +471,38 @@ impl HalfTable {
     }
 
     /// Reserve the key of a half that is about to be appended.
-    pub fn reserve_new(&mut self, py: Python<'_>, half: Py<Half>) {
+    pub fn reserve_new(&mut self, identity: Identity) {
         let hasher = &self.hasher;
-        let hash = hasher.hash_one(half.borrow(py).triple());
+        let hash = hasher.hash_one(identity.triple());
         self.reserved
-            .insert_unique(hash, half, |half| hasher.hash_one(half.borrow(py).triple()));
+            .insert_unique(hash, identity, |known| hasher.hash_one(known.triple()));
     }
 
-    fn remember(&mut self, half: &Half) {
-        if half.key_bytes().is_empty() || self.decided_max == 0 {
+    /// Release the key of a half that could not be appended.
+    pub fn release_key(&mut self, triple: Triple) {
+        self.unreserve(self.hasher.hash_one(triple), triple);
+    }
+
+    fn unreserve(&mut self, hash: u64, triple: Triple) {
+        if let Ok(entry) = self
+            .reserved
+            .find_entry(hash, |known| known.triple() == triple)
+        {
+            entry.remove();
+        }
+    }
+
+    fn remember(&mut self, identity: Identity, queue_offset: i64, log_offset: i64) {
+        if identity.key.as_bytes().is_empty() || self.decided_max == 0 {
             return;
         }
-        let hash = self.hasher.hash_one(half.triple());
+        let hash = self.hasher.hash_one(identity.triple());
         // A key that was remembered before counts from now on.
         let found = self
             .decided_index
             .find_entry(hash, |number| {
-                self.decided[(*number - self.decided_dropped) as usize].triple() == half.triple()
+                let known = &self.decided[(*number - self.decided_dropped) as usize];
+                known.identity.triple() == identity.triple()
             })
             .ok();
         if let Some(entry) = found {
@@ -409,15 +516,13 @@ impl HalfTable {
         }
         let number = self.decided_dropped + self.decided.len() as u64;
         self.decided.push_back(DecidedHalf {
-            group: half.group.clone(),
-            topic: half.topic.clone(),
-            key: Key::new(half.key_bytes()),
-            queue_offset: half.queue_offset,
-            log_offset: half.log_offset,
+            identity,
+            queue_offset,
+            log_offset,
         });
         let (decided, dropped, hasher) = (&self.decided, self.decided_dropped, &self.hasher);
         self.decided_index.insert_unique(hash, number, |number| {
-            hasher.hash_one(decided[(*number - dropped) as usize].triple())
+            hasher.hash_one(decided[(*number - dropped) as usize].identity.triple())
         });
     }
 
@@ -425,7 +530,10 @@ impl HalfTable {
         let Some(oldest) = self.decided.front() else {
             return;
         };
-        let (hash, number) = (self.hasher.hash_one(oldest.triple()), self.decided_dropped);
+        let (hash, number) = (
+            self.hasher.hash_one(oldest.identity.triple()),
+            self.decided_dropped,
+        );
         if let Ok(entry) = self
             .decided_index
             .find_entry(hash, |candidate| *candidate == number)
@@ -436,106 +544,170 @@ impl HalfTable {
         self.decided_dropped += 1;
     }
 
-    fn count(&mut self, half: &Half, is_added: bool) {
+    /// Add a half that is stored. Its key is not reserved any more.
+    pub fn add_half(&mut self, py: Python<'_>, half: Half) {
+        self.add_entry(py, Entry::Row(half));
+    }
+
+    fn add_entry(&mut self, py: Python<'_>, mut entry: Entry) {
+        let queue_offset = entry.update(py, |half| {
+            self.count(half);
+            half.queue_offset
+        });
+        entry.inspect(py, |half| {
+            let triple = half.triple();
+            let hash = self.hasher.hash_one(triple);
+            self.unreserve(hash, triple);
+            if !half.key_bytes().is_empty() {
+                self.set_offset_of(py, hash, triple, queue_offset);
+            }
+        });
+        self.by_offset.insert(queue_offset, entry);
+    }
+
+    fn set_offset_of(&mut self, py: Python<'_>, hash: u64, triple: Triple, queue_offset: i64) {
+        let by_offset = &self.by_offset;
+        let same = |known: &KeyEntry| {
+            known.hash == hash
+                && by_offset
+                    .get(known.queue_offset)
+                    .is_some_and(|entry| entry.has_triple(py, triple))
+        };
+        // Of several with one key, which only RocketMQ writes, the last one is found.
+        match self.by_key.find_entry(hash, same) {
+            Ok(mut known) => known.get_mut().queue_offset = queue_offset,
+            Err(_) => {
+                let entry = KeyEntry { hash, queue_offset };
+                self.by_key.insert_unique(hash, entry, |known| known.hash);
+            }
+        }
+    }
+
+    /// Add a half to the totals, and let it share the names of other halves.
+    fn count(&mut self, half: &mut Half) {
         let size = u64::from(half.size);
-        update(&mut self.total, size, is_added);
+        self.stranded_count += u64::from(half.is_stranded);
+        self.total.add(size);
+        for (names, name) in [
+            (&mut self.groups, &mut half.group),
+            (&mut self.topics, &mut half.topic),
+        ] {
+            // A name is looked up for every half, and allocated only for the first one.
+            if let Some(known) = names.get_mut(&*name.text) {
+                name.clone_from(&known.name);
+                known.totals.add(size);
+                continue;
+            }
+            let mut totals = HalfTotals::default();
+            totals.add(size);
+            let known = NameTotals {
+                name: name.clone(),
+                totals,
+            };
+            names.insert(name.text.clone(), known);
+        }
+    }
+
+    fn uncount(&mut self, half: &Half) {
+        let size = u64::from(half.size);
+        self.stranded_count -= u64::from(half.is_stranded);
+        self.total.remove(size);
         for (names, name) in [
             (&mut self.groups, &half.group),
             (&mut self.topics, &half.topic),
         ] {
-            // A name is looked up for every half, and allocated only for the first one.
-            let entry = match names.get_mut(&*name.text) {
-                Some(entry) => entry,
-                None => names.entry(name.text.clone()).or_insert(NameTotals {
-                    name: name.clone(),
-                    totals: HalfTotals::default(),
-                }),
-            };
-            update(&mut entry.totals, size, is_added);
-            if entry.totals.count == 0 {
-                names.remove(&*name.text);
-            }
-        }
-    }
-
-    /// Add a half that is stored. Its key is not reserved any more.
-    pub fn add_half(&mut self, py: Python<'_>, half: Py<Half>) {
-        let mut added = half.borrow_mut(py);
-        let hash = self.hasher.hash_one(added.triple());
-        self.unreserve(py, hash, &added);
-        if let Some(entry) = self.groups.get(&*added.group.text) {
-            added.group = entry.name.clone();
-        }
-        if let Some(entry) = self.topics.get(&*added.topic.text) {
-            added.topic = entry.name.clone();
-        }
-        self.stranded_count += u64::from(added.is_stranded);
-        self.count(&added, true);
-        drop(added);
-        let added = half.borrow(py);
-        if !added.key_bytes().is_empty() {
-            let hasher = &self.hasher;
-            // Of several with one key, which only RocketMQ writes, the last one is found.
-            let same = |known: &Py<Half>| known.borrow(py).triple() == added.triple();
-            match self.by_key.find_entry(hash, same) {
-                Ok(mut entry) => *entry.get_mut() = half.clone_ref(py),
-                Err(_) => {
-                    self.by_key
-                        .insert_unique(hash, half.clone_ref(py), |known| {
-                            hasher.hash_one(known.borrow(py).triple())
-                        });
+            if let Some(known) = names.get_mut(&*name.text) {
+                known.totals.remove(size);
+                if known.totals.count == 0 {
+                    names.remove(&*name.text);
                 }
             }
         }
-        let queue_offset = added.queue_offset;
-        drop(added);
-        self.by_offset.insert(queue_offset, half);
     }
 
-    fn unreserve(&mut self, py: Python<'_>, hash: u64, half: &Half) {
-        // The half itself may be the one that is reserved, and is borrowed by the caller.
-        let is_same = |known: &Py<Half>| match known.try_borrow(py) {
-            Ok(known) => known.triple() == half.triple(),
-            Err(_) => true,
-        };
-        if let Ok(entry) = self.reserved.find_entry(hash, is_same) {
-            entry.remove();
-        }
+    /// Remove an undecided half, and return it if it was there.
+    fn remove_at(&mut self, py: Python<'_>, queue_offset: i64) -> Option<Entry> {
+        let entry = self.by_offset.remove(queue_offset)?;
+        entry.inspect(py, |half| {
+            let hash = self.hasher.hash_one(half.triple());
+            let same = |known: &KeyEntry| known.queue_offset == queue_offset;
+            if let Ok(known) = self.by_key.find_entry(hash, same) {
+                known.remove();
+            }
+            self.uncount(half);
+        });
+        Some(entry)
     }
 
-    /// Remove an undecided half. Return whether it was there.
-    pub fn remove_half(&mut self, py: Python<'_>, half: &Py<Half>) -> bool {
-        let removed = half.borrow(py);
-        if self.by_offset.remove(removed.queue_offset).is_none() {
+    /// Remove a half that is decided, and remember its key for a while. Return whether it was
+    /// there.
+    pub fn close_at(&mut self, py: Python<'_>, queue_offset: i64) -> bool {
+        let Some(entry) = self.remove_at(py, queue_offset) else {
             return false;
-        }
-        self.stranded_count -= u64::from(removed.is_stranded);
-        let hash = self.hasher.hash_one(removed.triple());
-        let same = |known: &Py<Half>| known.borrow(py).queue_offset == removed.queue_offset;
-        if let Ok(entry) = self.by_key.find_entry(hash, same) {
-            entry.remove();
-        }
-        self.count(&removed, false);
+        };
+        entry.inspect(py, |half| {
+            self.remember(half.identity(), half.queue_offset, half.log_offset);
+        });
         true
     }
 
-    /// Remove a half that is decided, and remember its key for a while.
-    pub fn close_half(&mut self, py: Python<'_>, half: &Py<Half>) -> bool {
-        if !self.remove_half(py, half) {
+    /// Return the half at an offset as an object.
+    fn object_at(&mut self, py: Python<'_>, queue_offset: i64) -> PyResult<Option<Py<Half>>> {
+        let Some(entry) = self.by_offset.get_mut(queue_offset) else {
+            return Ok(None);
+        };
+        let object = match entry {
+            Entry::Object(half) => return Ok(Some(half.clone_ref(py))),
+            Entry::Row(half) => Py::new(py, half.take(py))?,
+        };
+        *entry = Entry::Object(object.clone_ref(py));
+        self.track_object(py, queue_offset);
+        Ok(Some(object))
+    }
+
+    /// Note that a half is an object, and make rows of the oldest objects that Python has dropped.
+    fn track_object(&mut self, py: Python<'_>, queue_offset: i64) {
+        self.objects.push_back(queue_offset);
+        // Two for each that is added: so their number falls when Python drops very many at once.
+        for _ in 0..2 {
+            if self.objects.len() <= OBJECTS_MAX {
+                break;
+            }
+            if let Some(oldest) = self.objects.pop_front()
+                && !self.make_row(py, oldest)
+            {
+                self.objects.push_back(oldest);
+            }
+        }
+    }
+
+    /// Make a row of an object. Return false if Python has it.
+    fn make_row(&mut self, py: Python<'_>, queue_offset: i64) -> bool {
+        let Some(entry) = self.by_offset.get_mut(queue_offset) else {
+            return true; // it was removed
+        };
+        let Entry::Object(object) = entry else {
+            return true;
+        };
+        // SAFETY: the pointer is that of a living object, and the interpreter's lock is held.
+        if unsafe { ffi::Py_REFCNT(object.as_ptr()) } > 1 {
             return false;
         }
-        self.remember(&half.borrow(py));
+        let half = object.borrow_mut(py).take(py);
+        *entry = Entry::Row(half);
         true
     }
 }
 
-fn update(totals: &mut HalfTotals, size: u64, is_added: bool) {
-    if is_added {
-        totals.count += 1;
-        totals.size += size;
-    } else {
-        totals.count -= 1;
-        totals.size -= size;
+impl HalfTotals {
+    fn add(&mut self, size: u64) {
+        self.count += 1;
+        self.size += size;
+    }
+
+    fn remove(&mut self, size: u64) {
+        self.count -= 1;
+        self.size -= size;
     }
 }
 
@@ -547,6 +719,7 @@ impl HalfTable {
         HalfTable {
             by_offset: OffsetMap::new(),
             by_key: HashTable::new(),
+            objects: VecDeque::new(),
             reserved: HashTable::new(),
             decided: VecDeque::new(),
             decided_index: HashTable::new(),
@@ -589,21 +762,22 @@ impl HalfTable {
     }
 
     fn reserve(&mut self, py: Python<'_>, half: Py<Half>) -> bool {
-        if self.knows(py, half.borrow(py).triple()) {
+        let half = half.borrow(py);
+        if self.knows(py, half.triple()) {
             return false;
         }
-        self.reserve_new(py, half);
+        self.reserve_new(half.identity());
         true
     }
 
-    pub fn release(&mut self, py: Python<'_>, half: Py<Half>) {
-        let half = half.borrow(py);
-        let hash = self.hasher.hash_one(half.triple());
-        self.unreserve(py, hash, &half);
+    fn release(&mut self, py: Python<'_>, half: Py<Half>) {
+        self.release_key(half.borrow(py).triple());
     }
 
     fn add(&mut self, py: Python<'_>, half: Py<Half>) {
-        self.add_half(py, half);
+        let queue_offset = half.borrow(py).queue_offset;
+        self.add_entry(py, Entry::Object(half));
+        self.track_object(py, queue_offset);
     }
 
     fn restore(
@@ -625,14 +799,14 @@ impl HalfTable {
 
     fn remove(&mut self, py: Python<'_>, half: Py<Half>) -> PyResult<()> {
         let queue_offset = half.borrow(py).queue_offset;
-        self.remove_half(py, &half)
-            .then_some(())
+        self.remove_at(py, queue_offset)
+            .map(drop)
             .ok_or_else(|| PyKeyError::new_err(queue_offset))
     }
 
     fn close(&mut self, py: Python<'_>, half: Py<Half>) -> PyResult<()> {
         let queue_offset = half.borrow(py).queue_offset;
-        self.close_half(py, &half)
+        self.close_at(py, queue_offset)
             .then_some(())
             .ok_or_else(|| PyKeyError::new_err(queue_offset))
     }
@@ -642,10 +816,8 @@ impl HalfTable {
         self.stranded_count += 1;
     }
 
-    fn find(&self, py: Python<'_>, queue_offset: i64) -> Option<Py<Half>> {
-        self.by_offset
-            .get(queue_offset)
-            .map(|half| half.clone_ref(py))
+    fn find(&mut self, py: Python<'_>, queue_offset: i64) -> PyResult<Option<Py<Half>>> {
+        self.object_at(py, queue_offset)
     }
 
     /// Return those of these queue offsets, 64-bit numbers, at which the table has a half.
@@ -661,18 +833,17 @@ impl HalfTable {
     }
 
     fn find_by_key(
-        &self,
+        &mut self,
         py: Python<'_>,
         group: &str,
         topic: &str,
         key: &[u8],
-    ) -> Option<Py<Half>> {
+    ) -> PyResult<Option<Py<Half>>> {
         let triple = (group, topic, key);
-        let hash = self.hasher.hash_one(triple);
-        let found = self
-            .by_key
-            .find(hash, |half| half.borrow(py).triple() == triple);
-        found.map(|half| half.clone_ref(py))
+        match self.offset_of(py, self.hasher.hash_one(triple), triple) {
+            Some(queue_offset) => self.object_at(py, queue_offset),
+            None => Ok(None),
+        }
     }
 
     fn find_duplicate(
@@ -696,17 +867,44 @@ impl HalfTable {
         queue_offset: i64,
         log_offset: i64,
     ) {
-        let (group, topic) = (self.group_name(py, group), self.topic_name(py, topic));
-        let half = Half::parked(topic, 0, group, key, 0, 0, None);
-        self.remember(&Half {
-            queue_offset,
-            log_offset,
-            ..half
-        });
+        let identity = Identity {
+            group: self.group_name(py, group),
+            topic: self.topic_name(py, topic),
+            key: Key::new(key),
+        };
+        self.remember(identity, queue_offset, log_offset);
     }
 
-    fn oldest(&self, py: Python<'_>) -> Option<Py<Half>> {
-        self.by_offset.first().map(|half| half.clone_ref(py))
+    fn oldest(&mut self, py: Python<'_>) -> PyResult<Option<Py<Half>>> {
+        match self.by_offset.first_from(i64::MIN) {
+            Some((queue_offset, _)) => self.object_at(py, queue_offset),
+            None => Ok(None),
+        }
+    }
+
+    /// Return the queue offsets of the halves that were checked or have a remark, in their order.
+    fn checked(&self, py: Python<'_>) -> Vec<i64> {
+        let was_checked = |half: &Half| {
+            half.checks > 0
+                || half
+                    .rare
+                    .as_ref()
+                    .is_some_and(|rare| rare.last_remark.is_some())
+        };
+        self.by_offset
+            .iter()
+            .filter(|(_, entry)| entry.inspect(py, was_checked))
+            .map(|(queue_offset, _)| queue_offset)
+            .collect()
+    }
+
+    /// Return the queue offsets of the halves whose records begin before a log offset.
+    fn stored_before(&self, py: Python<'_>, log_offset: i64) -> Vec<i64> {
+        self.by_offset
+            .iter()
+            .take_while(|(_, entry)| entry.inspect(py, |half| half.log_offset < log_offset))
+            .map(|(queue_offset, _)| queue_offset)
+            .collect()
     }
 
     fn group_totals(&self, group: &str) -> HalfTotals {
@@ -742,10 +940,15 @@ impl HalfIterator {
         slf
     }
 
-    fn __next__(&mut self, py: Python<'_>) -> Option<Py<Half>> {
-        let table = self.table.borrow(py);
-        let (offset, half) = table.by_offset.first_from(self.next_offset?)?;
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<Py<Half>>> {
+        let mut table = self.table.borrow_mut(py);
+        let next = self
+            .next_offset
+            .and_then(|begin| table.by_offset.first_from(begin));
+        let Some((offset, _)) = next else {
+            return Ok(None);
+        };
         self.next_offset = offset.checked_add(1);
-        Some(half.clone_ref(py))
+        table.object_at(py, offset)
     }
 }

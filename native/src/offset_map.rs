@@ -1,17 +1,17 @@
 //! An ordered map from queue offsets, most of which are neighbours.
 //!
-//! Values of 64 neighbouring offsets are in one bucket: a bit for each offset that has a value, and
-//! the values in order. So a value among neighbours takes a byte or two beside itself. A B-tree whose
-//! keys are added in ascending order, as queue offsets are, has nodes that are half full, and took
-//! 31 bytes for each pointer.
+//! Values of 16 neighbouring offsets are in one bucket: a bit for each offset that has a value, and
+//! the values in order. So a value among neighbours takes about six bytes beside itself, and removing
+//! one moves at most 15 others. A B-tree whose keys are added in ascending order, as queue offsets
+//! are, has nodes that are half full, and would take more than twice the bytes of the values.
 
 use std::collections::BTreeMap;
 
-const BUCKET_BITS: u32 = 6;
+const BUCKET_BITS: u32 = 4;
 const POSITION_MASK: i64 = (1 << BUCKET_BITS) - 1;
 
 struct Bucket<T> {
-    present: u64,
+    present: u16,
     values: Vec<T>, // in the order of the bits
 }
 
@@ -30,7 +30,7 @@ fn bucket_number(offset: i64) -> i64 {
     offset >> BUCKET_BITS
 }
 
-fn bit(offset: i64) -> u64 {
+fn bit(offset: i64) -> u16 {
     1 << (offset & POSITION_MASK)
 }
 
@@ -56,6 +56,24 @@ impl<T> OffsetMap<T> {
         bucket
             .contains(offset)
             .then(|| &bucket.values[bucket.index(offset)])
+    }
+
+    pub fn get_mut(&mut self, offset: i64) -> Option<&mut T> {
+        let bucket = self.buckets.get_mut(&bucket_number(offset))?;
+        let index = bucket.index(offset);
+        bucket.contains(offset).then(|| &mut bucket.values[index])
+    }
+
+    /// Return offsets and values in the order of the offsets.
+    pub fn iter(&self) -> impl Iterator<Item = (i64, &T)> {
+        self.buckets.iter().flat_map(|(number, bucket)| {
+            let mut remaining = bucket.present;
+            bucket.values.iter().map(move |value| {
+                let position = i64::from(remaining.trailing_zeros());
+                remaining &= remaining - 1;
+                ((number << BUCKET_BITS) | position, value)
+            })
+        })
     }
 
     /// Set the value of an offset, whether it has one or not.
@@ -111,10 +129,6 @@ impl<T> OffsetMap<T> {
                 })
             })
     }
-
-    pub fn first(&self) -> Option<&T> {
-        self.first_from(i64::MIN).map(|(_, value)| value)
-    }
 }
 
 #[cfg(test)]
@@ -124,14 +138,13 @@ mod tests {
     /// Offsets in no order: dense and sparse ones, both ends of a bucket, negative ones, extremes.
     fn offsets() -> Vec<i64> {
         let mut offsets: Vec<i64> = (0..200).map(|number| number * 37 % 200).collect();
-        offsets.extend([-1, -64, -65, 1_000_000, 1_000_063, 1_000_064]);
+        offsets.extend([-1, -16, -17, 1_000_000, 1_000_015, 1_000_016]);
         offsets.extend([i64::MIN, i64::MAX]);
         offsets
     }
 
     fn assert_equal(map: &OffsetMap<i64>, model: &BTreeMap<i64, i64>) {
         assert_eq!(map.len(), model.len());
-        assert_eq!(map.first(), model.values().next());
         let mut next = Some(i64::MIN);
         let mut seen = Vec::new();
         while let Some((offset, value)) = next.and_then(|begin| map.first_from(begin)) {
@@ -143,6 +156,8 @@ mod tests {
             .map(|(offset, value)| (*offset, *value))
             .collect();
         assert_eq!(seen, expected);
+        let all: Vec<_> = map.iter().map(|(offset, value)| (offset, *value)).collect();
+        assert_eq!(all, expected);
     }
 
     #[test]
@@ -158,6 +173,7 @@ mod tests {
         model.insert(7, 700);
         for (number, offset) in offsets().into_iter().rev().enumerate() {
             assert_eq!(map.get(offset), model.get(&offset));
+            assert_eq!(map.get_mut(offset), model.get_mut(&offset));
             if number % 3 != 0 {
                 assert_eq!(map.remove(offset), model.remove(&offset));
                 assert_eq!(map.remove(offset), None);
@@ -172,14 +188,14 @@ mod tests {
     #[test]
     fn a_value_that_stays_does_not_keep_the_memory_of_its_neighbours() {
         let mut map = OffsetMap::new();
-        for offset in 0..64 {
+        for offset in 0..16 {
             map.insert(offset, offset);
         }
-        for offset in 0..63 {
+        for offset in 0..15 {
             map.remove(offset);
         }
         assert!(map.buckets[&0].values.capacity() <= 4);
-        map.remove(63);
+        map.remove(15);
         assert!(map.buckets.is_empty());
     }
 }

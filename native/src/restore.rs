@@ -3,10 +3,12 @@
 //! escrow/recovery.py does the same one by one and is the specification. It handles every half that
 //! is unusual in any way: this module stops in front of the first one.
 
-use memchr::memmem;
+use std::sync::Arc;
+
+use memchr::memmem::Finder;
 use pyo3::prelude::*;
 
-use crate::half::{Half, HalfTable};
+use crate::half::{Half, HalfTable, Name};
 
 const ENTRY_BYTES: usize = 20;
 const MAGIC_V1: u32 = 0xDAA3_20A7;
@@ -37,6 +39,25 @@ struct PlainHalf<'a> {
 /// Times of a half: parked, due, and the log offset up to which they hold for equal halves.
 type HalfTimes = (i64, i64, i64);
 
+/// What the next half has in common with the last one, in most cases.
+struct Last {
+    topic: Arc<Name>,
+    group: Arc<Name>,
+    stored_ms: i64,
+    times: HalfTimes,
+}
+
+impl Last {
+    fn has_names(&self, plain: &PlainHalf<'_>) -> bool {
+        *self.topic.text == *plain.topic && *self.group.text == *plain.group
+    }
+
+    fn has_times(&self, plain: &PlainHalf<'_>, log_offset: i64) -> bool {
+        let (_, _, end) = self.times;
+        self.has_names(plain) && self.stored_ms == plain.stored_ms && log_offset < end
+    }
+}
+
 /// Neighbouring records of the half topic: their queue entries, and a part of the log with them.
 pub struct RecordWindow<'a> {
     pub first_offset: i64,
@@ -54,14 +75,14 @@ pub fn restore(
     window: &RecordWindow<'_>,
     times: &Bound<'_, PyAny>,
 ) -> PyResult<Vec<(i64, usize)>> {
-    let py = table.py();
+    let (py, marks) = (table.py(), Marks::new());
     let mut runs: Vec<(i64, usize)> = Vec::new();
-    let mut last: Option<(Py<Half>, i64, HalfTimes)> = None; // half, stored time, its times
+    let mut last: Option<Last> = None;
     let offsets = window.first_offset..;
     for (queue_offset, entry) in offsets.zip(window.entries.chunks_exact(ENTRY_BYTES)) {
         let (log_offset, size) = (get_i64(entry, 0), get_u32(entry, 8));
-        let Some(plain) =
-            record_at(window, log_offset, size).and_then(|record| parse(record, queue_offset))
+        let Some(plain) = record_at(window, log_offset, size)
+            .and_then(|record| parse(record, queue_offset, &marks))
         else {
             break;
         };
@@ -69,44 +90,63 @@ pub fn restore(
         if table.borrow().knows(py, triple) {
             break;
         }
-        let known = last.as_ref().filter(|(half, stored_ms, (_, _, end))| {
-            let half = half.borrow(py);
-            *stored_ms == plain.stored_ms
-                && log_offset < *end
-                && *half.topic.text == *plain.topic
-                && *half.group.text == *plain.group
-        });
-        let half_times: HalfTimes = match known {
-            Some((_, _, half_times)) => *half_times,
-            None => times
+        let half_times = match &last {
+            Some(last) if last.has_times(&plain, log_offset) => last.times,
+            _ => times
                 .call1((plain.topic, plain.group, plain.stored_ms, log_offset))?
                 .extract()?,
         };
-        let (parked_ms, due_ms, _) = half_times;
         let mut table = table.borrow_mut();
-        let (topic, group) = (
-            table.topic_name(py, plain.topic),
-            table.group_name(py, plain.group),
-        );
+        let (topic, group) = match &last {
+            Some(last) if last.has_names(&plain) => (last.topic.clone(), last.group.clone()),
+            _ => (
+                table.topic_name(py, plain.topic),
+                table.group_name(py, plain.group),
+            ),
+        };
+        let (parked_ms, due_ms, _) = half_times;
         let mut half = Half::parked(
-            topic,
+            topic.clone(),
             plain.queue_id,
-            group,
+            group.clone(),
             plain.key,
             parked_ms,
             due_ms,
             None,
         );
         (half.queue_offset, half.log_offset, half.size) = (queue_offset, log_offset, size);
-        let half = Py::new(py, half)?;
-        table.add_half(py, half.clone_ref(py));
-        last = Some((half, plain.stored_ms, half_times));
+        table.add_half(py, half);
+        last = Some(Last {
+            topic,
+            group,
+            stored_ms: plain.stored_ms,
+            times: half_times,
+        });
         match runs.last_mut() {
             Some((run_due_ms, count)) if *run_due_ms == due_ms => *count += 1,
             _ => runs.push((due_ms, 1)),
         }
     }
     Ok(runs)
+}
+
+/// Searches that are prepared once for many records. Preparing them took longer than the searches.
+struct Marks {
+    unusual: [Finder<'static>; 5],
+    tail: Finder<'static>,
+    group: Finder<'static>,
+    key: Finder<'static>,
+}
+
+impl Marks {
+    fn new() -> Marks {
+        Marks {
+            unusual: UNUSUAL.map(Finder::new),
+            tail: Finder::new(TAIL),
+            group: Finder::new(b"PGROUP\x01"),
+            key: Finder::new(b"UNIQ_KEY\x01"),
+        }
+    }
 }
 
 fn record_at<'a>(window: &RecordWindow<'a>, log_offset: i64, size: u32) -> Option<&'a [u8]> {
@@ -117,7 +157,7 @@ fn record_at<'a>(window: &RecordWindow<'a>, log_offset: i64, size: u32) -> Optio
 }
 
 /// Read the record of a plain half. `None`: the Python path has to read it.
-fn parse(record: &[u8], queue_offset: i64) -> Option<PlainHalf<'_>> {
+fn parse<'a>(record: &'a [u8], queue_offset: i64, marks: &Marks) -> Option<PlainHalf<'a>> {
     let is_expected = record.len() > 88
         && get_u32(record, 0) as usize == record.len()
         && get_u32(record, 4) == MAGIC_V1
@@ -145,13 +185,18 @@ fn parse(record: &[u8], queue_offset: i64) -> Option<PlainHalf<'_>> {
         return None;
     }
     let stored_ms = get_i64(record, stored_at);
-    parse_properties(properties, stored_ms)
+    parse_properties(properties, stored_ms, marks)
 }
 
-fn parse_properties(properties: &[u8], stored_ms: i64) -> Option<PlainHalf<'_>> {
-    if UNUSUAL
+fn parse_properties<'a>(
+    properties: &'a [u8],
+    stored_ms: i64,
+    marks: &Marks,
+) -> Option<PlainHalf<'a>> {
+    if marks
+        .unusual
         .iter()
-        .any(|mark| memmem::find(properties, mark).is_some())
+        .any(|mark| mark.find(properties).is_some())
     {
         return None;
     }
@@ -159,7 +204,7 @@ fn parse_properties(properties: &[u8], stored_ms: i64) -> Option<PlainHalf<'_>> 
         Some(end) if properties[end..].starts_with(SEAL_NAME) => &properties[..end],
         _ => properties,
     };
-    let tail_at = memmem::rfind(properties, TAIL)?;
+    let tail_at = marks.tail.find_iter(properties).last()?;
     let (kept, tail) = (&properties[..tail_at], &properties[tail_at + TAIL.len()..]);
     let topic_end = memchr::memchr(2, tail)?;
     let queue_id = tail[topic_end + 1..]
@@ -168,8 +213,8 @@ fn parse_properties(properties: &[u8], stored_ms: i64) -> Option<PlainHalf<'_>> 
     let is_number =
         (1..=9).contains(&queue_id.len()) && queue_id.iter().all(|byte| byte.is_ascii_digit());
     let (group, key) = (
-        last_value(kept, b"PGROUP\x01")?,
-        last_value(kept, b"UNIQ_KEY\x01")?,
+        last_value(kept, &marks.group)?,
+        last_value(kept, &marks.key)?,
     );
     if !is_number || topic_end == 0 || group.is_empty() || key.is_empty() {
         return None;
@@ -184,16 +229,14 @@ fn parse_properties(properties: &[u8], stored_ms: i64) -> Option<PlainHalf<'_>> 
 }
 
 /// Return the value of the last property with a name, which ends with its separator.
-fn last_value<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    let mut end = properties.len();
-    loop {
-        let begin = memmem::rfind(&properties[..end], name)?;
-        if begin == 0 || properties[begin - 1] == 2 {
-            let value = &properties[begin + name.len()..];
-            return Some(&value[..memchr::memchr(2, value).unwrap_or(value.len())]);
-        }
-        end = begin + name.len() - 1;
-    }
+fn last_value<'a>(properties: &'a [u8], name: &Finder<'_>) -> Option<&'a [u8]> {
+    // The names cannot overlap themselves, so that no occurrence is skipped.
+    let begin = name
+        .find_iter(properties)
+        .filter(|begin| *begin == 0 || properties[begin - 1] == 2)
+        .last()?;
+    let value = &properties[begin + name.needle().len()..];
+    Some(&value[..memchr::memchr(2, value).unwrap_or(value.len())])
 }
 
 fn get_u32(data: &[u8], position: usize) -> u32 {
