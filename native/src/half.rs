@@ -885,11 +885,13 @@ impl HalfTable {
     /// Return the queue offsets of the halves that were checked or have a remark, in their order.
     fn checked(&self, py: Python<'_>) -> Vec<i64> {
         let was_checked = |half: &Half| {
-            half.checks > 0
-                || half
-                    .rare
-                    .as_ref()
-                    .is_some_and(|rare| rare.last_remark.is_some())
+            let remark = half
+                .rare
+                .as_ref()
+                .and_then(|rare| rare.last_remark.as_ref());
+            let has_remark =
+                remark.is_some_and(|remark| remark.bind(py).len().is_ok_and(|length| length > 0));
+            half.checks > 0 || has_remark
         };
         self.by_offset
             .iter()
@@ -898,11 +900,12 @@ impl HalfTable {
             .collect()
     }
 
-    /// Return the queue offsets of the halves whose records begin before a log offset.
-    fn stored_before(&self, py: Python<'_>, log_offset: i64) -> Vec<i64> {
+    /// Return up to `count_max` queue offsets of halves with lower log offsets, in their order.
+    fn stored_before(&self, py: Python<'_>, log_offset: i64, count_max: usize) -> Vec<i64> {
         self.by_offset
             .iter()
             .take_while(|(_, entry)| entry.inspect(py, |half| half.log_offset < log_offset))
+            .take(count_max)
             .map(|(queue_offset, _)| queue_offset)
             .collect()
     }

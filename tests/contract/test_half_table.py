@@ -14,6 +14,7 @@ from escrowmq.native import load_native
 
 NATIVE = load_native({})
 DECIDED_MAX = 3
+MANY = 3_000  # halves, more than the native table keeps as objects
 
 
 def python_table() -> HalfTable:
@@ -141,6 +142,54 @@ def test_a_half_that_moves_is_found_at_its_new_offset_only(table: HalfTable) -> 
     assert offsets(table) == [2, 9]
     assert table.find(1) is None
     assert table.find_duplicate("p", "T", b"key 1") == (9, 1000)
+
+
+def test_halves_before_a_log_offset_are_listed(table: HalfTable) -> None:
+    for number in (1, 3, 4, 8):
+        add_half(table, number)
+    assert list(table.stored_before(4_000, 10)) == [1, 3]
+    assert list(table.stored_before(4_001, 2)) == [1, 3]
+    assert list(table.stored_before(1_000, 10)) == []
+
+
+def test_halves_that_were_checked_or_have_a_remark_are_listed(table: HalfTable) -> None:
+    halves = [add_half(table, number) for number in range(4)]
+    halves[1].last_remark = "database is down"
+    halves[2].checks = 1
+    halves[3].last_remark, halves[0].reason = "", "stranded"
+    assert list(table.checked()) == [1, 2]
+    table.remove(halves[2])
+    assert list(table.checked()) == [1]
+
+
+def test_a_half_that_is_kept_stays_the_same_object_among_very_many(table: HalfTable) -> None:
+    kept = add_half(table, 0)
+    for number in range(1, MANY):
+        add_half(table, number)
+    kept.checks = 7
+    assert table.find(0) is kept
+    assert sum(half.checks for half in table) == 7
+    assert table.oldest() is kept
+
+
+def test_a_half_that_is_not_kept_stays_as_it_was(table: HalfTable) -> None:
+    producer = object()
+    for number in range(MANY):
+        half = add_half(table, number)
+        half.checks, half.unknown_answers, half.due_ms = number, number + 1, number + 2
+        half.reason, half.last_remark = f"reason {number}", f"remark {number}"
+        half.previous_offsets, half.attempt = (number,), Attempt("w", number, "a", 1)
+        half.producer, half.is_stranded = producer, number % 2 == 0  # type: ignore[assignment]
+    del half
+    for number in range(MANY):
+        half = table.find(number)  # type: ignore[assignment]
+        assert (half.key, half.topic, half.group) == (b"key %d" % number, "T", "p")
+        assert (half.queue_offset, half.log_offset, half.size) == (number, number * 1000, 100)
+        assert (half.checks, half.unknown_answers, half.due_ms) == (number, number + 1, number + 2)
+        assert (half.reason, half.last_remark) == (f"reason {number}", f"remark {number}")
+        assert (half.previous_offsets, half.attempt) == ((number,), Attempt("w", number, "a", 1))
+        assert (half.producer is producer, half.is_stranded) == (True, number % 2 == 0)
+        assert (half.queue_id, half.parked_ms, half.is_being_decided) == (1, 1_000, False)
 
 
 def test_undecided_halves_are_selected(table: HalfTable) -> None:

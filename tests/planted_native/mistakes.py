@@ -84,13 +84,13 @@ MISTAKES: Final = (
     Mistake(
         "a half is removed twice",
         HALF,
-        "        self.count(&removed, false);\n",
-        "        self.count(&removed, false);\n        self.count(&removed, false);\n",
+        "            self.uncount(half);\n",
+        "            self.uncount(half);\n            self.uncount(half);\n",
     ),
     Mistake(
         "the key of a decided half is forgotten",
         HALF,
-        "        self.remember(&half.borrow(py));\n",
+        "self.remember(half.identity(), half.queue_offset, half.log_offset);",
         "",
     ),
     Mistake(
@@ -115,14 +115,14 @@ MISTAKES: Final = (
     Mistake(
         "a cancelled half stays reserved",
         BATCH,
-        "Kind::Half(_, half) => table.release(py, half.clone_ref(py)),",
+        "Kind::Half(_, half) => table.release_key(self.halves[*half].triple()),",
         "Kind::Half(..) => {}",
     ),
     Mistake(
         "a cancelled end leaves its half undecidable",
         BATCH,
-        "Kind::End(ending) => ending.half.borrow_mut(py).is_being_decided = false,",
-        "Kind::End(_) => {}",
+        "table.set_being_decided(py, queue_offset, false);\n                }",
+        "let _ = queue_offset;\n                }",
     ),
     Mistake(
         "a final does not name its half",
@@ -147,6 +147,36 @@ MISTAKES: Final = (
         HALF,
         "self.is_stranded || self.is_being_decided ||",
         "self.is_stranded ||",
+    ),
+    Mistake(
+        "a half that Python has becomes a row",
+        HALF,
+        "if unsafe { ffi::Py_REFCNT(object.as_ptr()) } > 1 {",
+        "if unsafe { ffi::Py_REFCNT(object.as_ptr()) } > 9 {",
+    ),
+    Mistake(
+        "a half loses its rare fields as a row",
+        HALF,
+        "            rare: self.rare.take(),\n",
+        "            rare: None,\n",
+    ),
+    Mistake(
+        "a half loses its producer as a row",
+        HALF,
+        "producer: self.producer.as_ref().map(|peer| peer.clone_ref(py)),",
+        "producer: None,",
+    ),
+    Mistake(
+        "equal hashes are equal keys",
+        HALF,
+        "self.inspect(py, |half| half.triple() == triple)",
+        "self.inspect(py, |half| half.triple() == triple || true)",
+    ),
+    Mistake(
+        "a checked half is not in a snapshot",
+        HALF,
+        "half.checks > 0 || has_remark",
+        "has_remark",
     ),
     Mistake(
         "a delayed message is plain",

@@ -17,8 +17,9 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -197,6 +198,12 @@ class HalfTable(Protocol):
     def oldest(self) -> Half | None:
         """Return the half with the lowest log offset."""
 
+    def checked(self) -> Sequence[int]:
+        """Return the queue offsets of the halves that were checked or have a remark, in order."""
+
+    def stored_before(self, log_offset: int, count_max: int) -> Sequence[int]:
+        """Return up to `count_max` queue offsets of halves with lower log offsets, in order."""
+
     def group_totals(self, group: str) -> UndecidedTotals: ...
     @property
     def total(self) -> UndecidedTotals: ...
@@ -340,6 +347,14 @@ class PythonHalfTable:
     def oldest(self) -> Half | None:
         # Halves are added in the order of the log, and dictionaries keep that order.
         return next(iter(self._by_offset.values()), None)
+
+    def checked(self) -> list[int]:
+        halves = self._by_offset.values()
+        return [half.queue_offset for half in halves if half.checks or half.last_remark]
+
+    def stored_before(self, log_offset: int, count_max: int) -> list[int]:
+        halves = takewhile(lambda half: half.log_offset < log_offset, self._by_offset.values())
+        return [half.queue_offset for half in islice(halves, count_max)]
 
     def group_totals(self, group: str) -> HalfTotals:
         return self._totals_by_group.get(group) or _NO_TOTALS

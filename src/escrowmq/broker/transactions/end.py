@@ -301,7 +301,7 @@ class EndProcessor:
         An unreadable half is rolled back: its message is lost already, and keeping the log for it
         would fill the disk.
         """
-        for half in self.coordinator.open_halves_below(log_offset)[:MOVED_PER_CALL_MAX]:
+        for half in self.coordinator.undecided_below(log_offset, MOVED_PER_CALL_MAX):
             if not half.is_being_decided:
                 self.move_half(half, now_ms, is_resume=False)
             if half.is_unreadable and not half.is_being_decided:

@@ -193,8 +193,7 @@ class CoordinatorStorage:
                     half.unknown_answers,
                     half.last_remark,
                 )
-                for half in coordinator.halves
-                if half.checks or half.last_remark
+                for half in coordinator.checked_halves()
             },
             aliases=dict(coordinator.aliases),
             writers=coordinator.writers.dump(),
