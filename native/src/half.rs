@@ -158,6 +158,17 @@ impl Half {
         }
     }
 
+    fn remark<'a>(&'a self, py: Python<'a>) -> PyResult<&'a str> {
+        match self
+            .rare
+            .as_ref()
+            .and_then(|rare| rare.last_remark.as_ref())
+        {
+            Some(remark) => remark.bind(py).to_str(),
+            None => Ok(""),
+        }
+    }
+
     fn rare(&mut self) -> &mut RareFields {
         self.rare.get_or_insert_default()
     }
@@ -882,22 +893,51 @@ impl HalfTable {
         }
     }
 
-    /// Return the queue offsets of the halves that were checked or have a remark, in their order.
-    fn checked(&self, py: Python<'_>) -> Vec<i64> {
-        let was_checked = |half: &Half| {
-            let remark = half
-                .rare
-                .as_ref()
-                .and_then(|rare| rare.last_remark.as_ref());
-            let has_remark =
-                remark.is_some_and(|remark| remark.bind(py).len().is_ok_and(|length| length > 0));
-            half.checks > 0 || has_remark
-        };
-        self.by_offset
-            .iter()
-            .filter(|(_, entry)| entry.inspect(py, was_checked))
-            .map(|(queue_offset, _)| queue_offset)
-            .collect()
+    /// Return what came of checks, packed, and the queue offsets of halves by their last remark.
+    fn check_histories<'py>(
+        &self,
+        py: Python<'py>,
+        interval_ms: &Bound<'py, PyAny>,
+    ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyDict>)> {
+        let mut histories = Vec::new();
+        let mut remarks: HashMap<String, Vec<u8>> = HashMap::new();
+        // Names are shared, so their addresses tell them apart.
+        let mut intervals: HashMap<(*const Name, *const Name, u32), i64> = HashMap::new();
+        for (queue_offset, entry) in self.by_offset.iter() {
+            entry.inspect(py, |half| {
+                let remark = half.remark(py)?;
+                if half.checks == 0 && remark.is_empty() {
+                    return PyResult::Ok(());
+                }
+                let names = (Arc::as_ptr(&half.topic), Arc::as_ptr(&half.group));
+                let key = (names.0, names.1, half.checks);
+                let interval = match intervals.get(&key) {
+                    Some(interval) => *interval,
+                    None => {
+                        let names = (&*half.topic.text, &*half.group.text, half.checks);
+                        let interval = interval_ms.call1(names)?.extract()?;
+                        *intervals.entry(key).or_insert(interval)
+                    }
+                };
+                histories.extend_from_slice(&queue_offset.to_le_bytes());
+                histories.extend_from_slice(&(half.due_ms - interval).to_le_bytes());
+                histories.extend_from_slice(&half.checks.to_le_bytes());
+                histories.extend_from_slice(&half.unknown_answers.to_le_bytes());
+                if !remark.is_empty() {
+                    let offsets = match remarks.get_mut(remark) {
+                        Some(offsets) => offsets,
+                        None => remarks.entry(remark.to_owned()).or_default(),
+                    };
+                    offsets.extend_from_slice(&queue_offset.to_le_bytes());
+                }
+                Ok(())
+            })?;
+        }
+        let by_remark = PyDict::new(py);
+        for (remark, offsets) in remarks {
+            by_remark.set_item(remark, PyBytes::new(py, &offsets))?;
+        }
+        Ok((PyBytes::new(py, &histories), by_remark))
     }
 
     /// Return up to `count_max` queue offsets of halves with lower log offsets, in their order.

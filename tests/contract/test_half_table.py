@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.escrow.half_table import Attempt, Half, HalfTable, PythonHalfTable, new_half_table
+from escrowmq.escrow.half_table import (
+    CHECK_HISTORY,
+    REMARK_OFFSET,
+    Attempt,
+    Half,
+    HalfTable,
+    PythonHalfTable,
+    new_half_table,
+)
 from escrowmq.native import load_native
 
 NATIVE = load_native({})
@@ -152,14 +160,29 @@ def test_halves_before_a_log_offset_are_listed(table: HalfTable) -> None:
     assert list(table.stored_before(1_000, 10)) == []
 
 
-def test_halves_that_were_checked_or_have_a_remark_are_listed(table: HalfTable) -> None:
-    halves = [add_half(table, number) for number in range(4)]
-    halves[1].last_remark = "database is down"
-    halves[2].checks = 1
-    halves[3].last_remark, halves[0].reason = "", "stranded"
-    assert list(table.checked()) == [1, 2]
-    table.remove(halves[2])
-    assert list(table.checked()) == [1]
+def test_what_came_of_checks_is_packed(table: HalfTable) -> None:
+    halves = [add_half(table, number, topic="T" if number < 3 else "U") for number in range(6)]
+    halves[1].last_remark = halves[4].last_remark = "database is down"
+    for half in halves[2:4]:
+        half.checks, half.unknown_answers, half.due_ms = 3, 2, 9_000
+    halves[3].last_remark = "é"
+    halves[5].last_remark, halves[0].reason = "", "stranded"
+
+    def interval_ms(topic: str, group: str, checks: int) -> int:
+        assert group == "p"
+        return checks * (10 if topic == "T" else 100)
+
+    histories, remarks = table.check_histories(interval_ms)
+    assert list(CHECK_HISTORY.iter_unpack(histories)) == [
+        (1, 7_000, 0, 0),
+        (2, 8_970, 3, 2),
+        (3, 8_700, 3, 2),
+        (4, 7_000, 0, 0),
+    ]
+    assert remarks == {
+        "database is down": REMARK_OFFSET.pack(1) + REMARK_OFFSET.pack(4),
+        "é": REMARK_OFFSET.pack(3),
+    }
 
 
 def test_a_half_that_is_kept_stays_the_same_object_among_very_many(table: HalfTable) -> None:

@@ -167,16 +167,10 @@ MISTAKES: Final = (
         "producer: None,",
     ),
     Mistake(
-        "equal hashes are equal keys",
-        HALF,
-        "self.inspect(py, |half| half.triple() == triple)",
-        "self.inspect(py, |half| half.triple() == triple || true)",
-    ),
-    Mistake(
         "a checked half is not in a snapshot",
         HALF,
-        "half.checks > 0 || has_remark",
-        "has_remark",
+        "if half.checks == 0 && remark.is_empty() {",
+        "if remark.is_empty() {",
     ),
     Mistake(
         "a delayed message is plain",

@@ -790,13 +790,7 @@ class TransactionCoordinator:
 
     def undecided_below(self, log_offset: int, count_max: int) -> list[Half]:
         """Return up to `count_max` halves that would be lost with the log below this offset."""
-        return self._find_all(self.halves.stored_before(log_offset, count_max))
-
-    def checked_halves(self) -> list[Half]:
-        """Return the undecided halves that were checked or have a remark."""
-        return self._find_all(self.halves.checked())
-
-    def _find_all(self, queue_offsets: Sequence[int]) -> list[Half]:
+        queue_offsets = self.halves.stored_before(log_offset, count_max)
         return [half for half in map(self.halves.find, queue_offsets) if half is not None]
 
     def purge_below(self, min_queue_offset: int) -> None:

@@ -15,6 +15,7 @@ each decided transaction.
 from __future__ import annotations
 
 import re
+import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,6 +127,12 @@ class UndecidedTotals(Protocol):
 RestoredTimes = Callable[[str, str, int, int], tuple[int, int, int]]
 
 
+# Returns how long to wait for a verdict, from topic, group and number of checks.
+CheckInterval = Callable[[str, str, int], int]
+CHECK_HISTORY: Final = struct.Struct("<qqII")
+REMARK_OFFSET: Final = struct.Struct("<q")
+
+
 class HalfTable(Protocol):
     """The undecided halves by queue offset and by unique key, and totals by group and topic.
 
@@ -198,8 +205,13 @@ class HalfTable(Protocol):
     def oldest(self) -> Half | None:
         """Return the half with the lowest log offset."""
 
-    def checked(self) -> Sequence[int]:
-        """Return the queue offsets of the halves that were checked or have a remark, in order."""
+    def check_histories(self, interval_ms: CheckInterval) -> tuple[bytes, dict[str, bytes]]:
+        """Return what came of checks, for a snapshot: packed, because there may be a million.
+
+        The first part has a `CHECK_HISTORY` for each half that was checked or has a remark: queue
+        offset, time of the last check, number of checks and of unknown answers. The second has the
+        queue offsets (`REMARK_OFFSET`) of the halves with each remark.
+        """
 
     def stored_before(self, log_offset: int, count_max: int) -> Sequence[int]:
         """Return up to `count_max` queue offsets of halves with lower log offsets, in order."""
@@ -348,9 +360,22 @@ class PythonHalfTable:
         # Halves are added in the order of the log, and dictionaries keep that order.
         return next(iter(self._by_offset.values()), None)
 
-    def checked(self) -> list[int]:
-        halves = self._by_offset.values()
-        return [half.queue_offset for half in halves if half.checks or half.last_remark]
+    def check_histories(self, interval_ms: CheckInterval) -> tuple[bytes, dict[str, bytes]]:
+        histories: list[bytes] = []
+        remarks: dict[str, list[bytes]] = {}
+        for half in self._by_offset.values():
+            if half.checks or half.last_remark:
+                checked_ms = half.due_ms - interval_ms(half.topic, half.group, half.checks)
+                histories.append(
+                    CHECK_HISTORY.pack(
+                        half.queue_offset, checked_ms, half.checks, half.unknown_answers
+                    )
+                )
+            if half.last_remark:
+                offset = REMARK_OFFSET.pack(half.queue_offset)
+                remarks.setdefault(half.last_remark, []).append(offset)
+        by_remark = {remark: b"".join(offsets) for remark, offsets in remarks.items()}
+        return b"".join(histories), by_remark
 
     def stored_before(self, log_offset: int, count_max: int) -> list[int]:
         halves = takewhile(lambda half: half.log_offset < log_offset, self._by_offset.values())

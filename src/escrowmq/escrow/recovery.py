@@ -36,7 +36,13 @@ import msgspec
 from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.decisions import Decision, HalfLog
-from escrowmq.escrow.half_table import GroupTopicKey, Half, HalfStates
+from escrowmq.escrow.half_table import (
+    CHECK_HISTORY,
+    REMARK_OFFSET,
+    GroupTopicKey,
+    Half,
+    HalfStates,
+)
 from escrowmq.escrow.records import (
     HalfProperties,
     MessageOrigin,
@@ -184,7 +190,8 @@ class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     bits: bytes
     half_cursor: int
     op_cursor: int
-    checks: dict[int, CheckHistory]  # by half
+    checks: bytes  # see HalfTable.check_histories
+    remarks: dict[str, bytes]
     aliases: dict[int, int]
     writers: bytes = b""
     saved_ms: int = 0  # the time of the broker, to which `checks` are relative
@@ -247,14 +254,7 @@ def recover(
         # Ops from the cursor on are read again, although their states are known, for the cursor.
         first_op = max(first_op, snapshot.op_cursor)
         first_journal_entry = max(first_journal_entry, snapshot.steps_read)
-        checks = {
-            queue_offset: history._replace(
-                last_check_ms=times.file_ms(
-                    history.last_check_ms, snapshot.log_offset, snapshot.saved_ms
-                )
-            )
-            for queue_offset, history in snapshot.checks.items()
-        }
+        checks = _saved_checks(snapshot, times)
     coordinator.states.extend_to(store.max_offset(names.HALF_TOPIC, 0) - 1)
     coordinator.cursors.half_offset = max(first_half, snapshot.half_cursor if snapshot else 0)
     _read_ops(coordinator, store, first_op, result)
@@ -271,6 +271,25 @@ def recover(
     _load_recent_keys(coordinator, store)
     coordinator.advance_cursors()
     return result
+
+
+def _saved_checks(snapshot: CoordinatorSnapshot, times: TimeConversion) -> dict[int, CheckHistory]:
+    remark_of = {
+        queue_offset: remark
+        for remark, offsets in snapshot.remarks.items()
+        for (queue_offset,) in REMARK_OFFSET.iter_unpack(offsets)
+    }
+    return {
+        queue_offset: CheckHistory(
+            checks,
+            times.file_ms(checked_ms, snapshot.log_offset, snapshot.saved_ms),
+            unknown_answers,
+            remark_of.get(queue_offset, ""),
+        )
+        for queue_offset, checked_ms, checks, unknown_answers in CHECK_HISTORY.iter_unpack(
+            snapshot.checks
+        )
+    }
 
 
 def _read_records(store: RecoveryLog, topic: str, begin: int) -> Iterator[tuple[int, StoredRecord]]:

@@ -15,7 +15,6 @@ from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.half_table import HalfTable
 from escrowmq.escrow.records import Redirect
 from escrowmq.escrow.recovery import (
-    CheckHistory,
     CoordinatorSnapshot,
     RecoveryResult,
     TimeConversion,
@@ -173,6 +172,7 @@ class CoordinatorStorage:
     def _make_snapshot(self) -> CoordinatorSnapshot:
         coordinator, store = self.coordinator, self._store
         coordinator.advance_cursors()
+        checks, remarks = coordinator.halves.check_histories(coordinator.config.next_check_after_ms)
         return CoordinatorSnapshot(
             log_offset=store.end,
             halves_read=coordinator.states.next_offset,
@@ -186,15 +186,8 @@ class CoordinatorStorage:
             bits=coordinator.states.dump(),
             half_cursor=coordinator.cursors.half_offset,
             op_cursor=coordinator.cursors.op_offset,
-            checks={
-                half.queue_offset: CheckHistory(
-                    half.checks,
-                    half.due_ms - coordinator.check_interval_ms(half),
-                    half.unknown_answers,
-                    half.last_remark,
-                )
-                for half in coordinator.checked_halves()
-            },
+            checks=checks,
+            remarks=remarks,
             aliases=dict(coordinator.aliases),
             writers=coordinator.writers.dump(),
             saved_ms=self._now_ms,
