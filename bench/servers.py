@@ -286,6 +286,13 @@ def memory_bytes(pid: int, field: str = "VmRSS") -> int:
     raise RuntimeError(f"this system does not tell {field}")
 
 
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    # Behind the name, which may contain anything, the fields 12 and 13 are user and system time.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def family(pids: Sequence[int]) -> list[int]:
     """Return these processes and their children."""
     results = list(pids)
