@@ -722,6 +722,46 @@ impl HalfTotals {
     }
 }
 
+/// Queue offset, time of the last check, checks, unknown answers, all of them little-endian.
+const CHECK_HISTORY_BYTES: usize = 24;
+
+fn check_history(bytes: &[u8; CHECK_HISTORY_BYTES]) -> (i64, i64, u32, u32) {
+    let number = |position: usize| {
+        let mut part = [0; 8];
+        part.copy_from_slice(&bytes[position..position + 8]);
+        i64::from_le_bytes(part)
+    };
+    let counts = number(16) as u64;
+    (number(0), number(8), counts as u32, (counts >> 32) as u32)
+}
+
+/// How long to wait for verdicts. Python is asked once for each topic, group and number of checks.
+struct CheckIntervals<'a, 'py> {
+    interval_ms: &'a Bound<'py, PyAny>,
+    // Names are shared, so their addresses tell them apart.
+    known: HashMap<(*const Name, *const Name, u32), i64>,
+}
+
+impl<'a, 'py> CheckIntervals<'a, 'py> {
+    fn new(interval_ms: &'a Bound<'py, PyAny>) -> Self {
+        CheckIntervals {
+            interval_ms,
+            known: HashMap::new(),
+        }
+    }
+
+    fn get(&mut self, half: &Half) -> PyResult<i64> {
+        let (topic, group) = (Arc::as_ptr(&half.topic), Arc::as_ptr(&half.group));
+        if let Some(interval) = self.known.get(&(topic, group, half.checks)) {
+            return Ok(*interval);
+        }
+        let names = (&*half.topic.text, &*half.group.text, half.checks);
+        let interval = self.interval_ms.call1(names)?.extract()?;
+        self.known.insert((topic, group, half.checks), interval);
+        Ok(interval)
+    }
+}
+
 #[pymethods]
 impl HalfTable {
     #[new]
@@ -901,24 +941,14 @@ impl HalfTable {
     ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyDict>)> {
         let mut histories = Vec::new();
         let mut remarks: HashMap<String, Vec<u8>> = HashMap::new();
-        // Names are shared, so their addresses tell them apart.
-        let mut intervals: HashMap<(*const Name, *const Name, u32), i64> = HashMap::new();
+        let mut intervals = CheckIntervals::new(interval_ms);
         for (queue_offset, entry) in self.by_offset.iter() {
             entry.inspect(py, |half| {
                 let remark = half.remark(py)?;
                 if half.checks == 0 && remark.is_empty() {
                     return PyResult::Ok(());
                 }
-                let names = (Arc::as_ptr(&half.topic), Arc::as_ptr(&half.group));
-                let key = (names.0, names.1, half.checks);
-                let interval = match intervals.get(&key) {
-                    Some(interval) => *interval,
-                    None => {
-                        let names = (&*half.topic.text, &*half.group.text, half.checks);
-                        let interval = interval_ms.call1(names)?.extract()?;
-                        *intervals.entry(key).or_insert(interval)
-                    }
-                };
+                let interval = intervals.get(half)?;
                 histories.extend_from_slice(&queue_offset.to_le_bytes());
                 histories.extend_from_slice(&(half.due_ms - interval).to_le_bytes());
                 histories.extend_from_slice(&half.checks.to_le_bytes());
@@ -938,6 +968,54 @@ impl HalfTable {
             by_remark.set_item(remark, PyBytes::new(py, &offsets))?;
         }
         Ok((PyBytes::new(py, &histories), by_remark))
+    }
+
+    /// Set what came of checks of halves that were restored. Return runs of equal due times.
+    fn restore_checks<'py>(
+        &mut self,
+        py: Python<'py>,
+        histories: &[u8],
+        shift_ms: i64,
+        interval_ms: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<(i64, Bound<'py, PyBytes>)>> {
+        let mut runs: Vec<(i64, Vec<u8>)> = Vec::new();
+        let mut intervals = CheckIntervals::new(interval_ms);
+        let (histories, _) = histories.as_chunks::<CHECK_HISTORY_BYTES>();
+        for history in histories {
+            let (queue_offset, checked_ms, checks, unknown_answers) = check_history(history);
+            let Some(entry) = self.by_offset.get_mut(queue_offset) else {
+                continue;
+            };
+            if checks == 0 {
+                continue; // it has only a remark
+            }
+            let due_ms = entry.update(py, |half| {
+                half.checks = checks;
+                half.unknown_answers = unknown_answers.min(checks);
+                half.due_ms = checked_ms + shift_ms + intervals.get(half)?;
+                PyResult::Ok(half.due_ms)
+            })?;
+            let offset = queue_offset.to_ne_bytes();
+            match runs.last_mut() {
+                Some((run_due_ms, offsets)) if *run_due_ms == due_ms => offsets.extend(offset),
+                _ => runs.push((due_ms, offset.to_vec())),
+            }
+        }
+        let runs = runs.into_iter();
+        Ok(runs
+            .map(|(due_ms, offsets)| (due_ms, PyBytes::new(py, &offsets)))
+            .collect())
+    }
+
+    /// Set the last remark of halves that were restored.
+    fn restore_remark(&mut self, py: Python<'_>, remark: Py<PyString>, queue_offsets: Vec<i64>) {
+        for queue_offset in queue_offsets {
+            if let Some(entry) = self.by_offset.get_mut(queue_offset) {
+                entry.update(py, |half| {
+                    half.rare().last_remark = Some(remark.clone_ref(py));
+                });
+            }
+        }
     }
 
     /// Return up to `count_max` queue offsets of halves with lower log offsets, in their order.

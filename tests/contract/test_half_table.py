@@ -185,6 +185,27 @@ def test_what_came_of_checks_is_packed(table: HalfTable) -> None:
     }
 
 
+def test_what_came_of_checks_is_restored(table: HalfTable) -> None:
+    for number in range(4):
+        add_half(table, number)
+    histories = [(0, 5_000, 3, 1), (1, 5_000, 2, 5), (2, 6_000, 0, 0), (9, 6_000, 1, 0)]
+    packed = b"".join(CHECK_HISTORY.pack(*history) for history in histories)
+    due = table.restore_checks(packed, -100, lambda _topic, _group, checks: 10 if checks > 1 else 5)
+    restored = [(due_ms, list(array("q", offsets))) for due_ms, offsets in due]
+    assert [(due_ms, offset) for due_ms, offsets in restored for offset in offsets] == [
+        (4_910, 0),
+        (4_910, 1),
+    ]
+    table.restore_remark("database is down", [1, 2, 9])
+    rows = [(half.checks, half.unknown_answers, half.due_ms, half.last_remark) for half in table]
+    assert rows == [
+        (3, 1, 4_910, ""),
+        (2, 2, 4_910, "database is down"),
+        (0, 0, 7_000, "database is down"),
+        (0, 0, 7_000, ""),
+    ]
+
+
 def test_a_half_that_is_kept_stays_the_same_object_among_very_many(table: HalfTable) -> None:
     kept = add_half(table, 0)
     for number in range(1, MANY):

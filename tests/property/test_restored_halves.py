@@ -54,7 +54,8 @@ def run(bench: EscrowBench, steps: list[Any]) -> None:
 def description(half: Half) -> tuple[object, ...]:
     offsets = half.queue_offset, half.log_offset, half.size, half.queue_id, half.previous_offsets
     times = half.parked_ms, half.due_ms, half.checks, half.unknown_answers
-    return (*half.group_topic_key, *offsets, *times, half.is_stranded, half.reason, half.attempt)
+    rest = half.is_stranded, half.reason, half.last_remark, half.attempt
+    return (*half.group_topic_key, *offsets, *times, *rest)
 
 
 def recovered(bench: EscrowBench, *, with_snapshot: bool) -> list[object]:

@@ -213,6 +213,19 @@ class HalfTable(Protocol):
         queue offsets (`REMARK_OFFSET`) of the halves with each remark.
         """
 
+    def restore_checks(
+        self, histories: bytes, shift_ms: int, interval_ms: CheckInterval
+    ) -> list[tuple[int, bytes]]:
+        """Set what came of checks of open halves that `restore` has added.
+
+        `histories` are records of `check_histories`; `shift_ms` is added to the times of the last
+        checks. Return due times, and the queue offsets of the halves that are due then as 64-bit
+        numbers.
+        """
+
+    def restore_remark(self, remark: str, queue_offsets: Sequence[int]) -> None:
+        """Set the last remark of open halves that `restore` has added."""
+
     def stored_before(self, log_offset: int, count_max: int) -> Sequence[int]:
         """Return up to `count_max` queue offsets of halves with lower log offsets, in order."""
 
@@ -376,6 +389,24 @@ class PythonHalfTable:
                 remarks.setdefault(half.last_remark, []).append(offset)
         by_remark = {remark: b"".join(offsets) for remark, offsets in remarks.items()}
         return b"".join(histories), by_remark
+
+    def restore_checks(
+        self, histories: bytes, shift_ms: int, interval_ms: CheckInterval
+    ) -> list[tuple[int, bytes]]:
+        due: list[tuple[int, bytes]] = []
+        for queue_offset, checked_ms, checks, unknown in CHECK_HISTORY.iter_unpack(histories):
+            half = self._by_offset.get(queue_offset)
+            if half is not None and checks:
+                half.checks, half.unknown_answers = checks, min(unknown, checks)
+                half.due_ms = checked_ms + shift_ms + interval_ms(half.topic, half.group, checks)
+                due.append((half.due_ms, array("q", [queue_offset]).tobytes()))
+        return due
+
+    def restore_remark(self, remark: str, queue_offsets: Sequence[int]) -> None:
+        for queue_offset in queue_offsets:
+            half = self._by_offset.get(queue_offset)
+            if half is not None:
+                half.last_remark = remark
 
     def stored_before(self, log_offset: int, count_max: int) -> list[int]:
         halves = takewhile(lambda half: half.log_offset < log_offset, self._by_offset.values())

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -121,7 +122,10 @@ class TimeConversion(Protocol):
         """Convert a time of the broker that is written in a record."""
 
     def file_ms(self, time_ms: int, log_offset: int, saved_ms: int) -> int:
-        """Convert a time in a file that was saved when the log ended at `log_offset`."""
+        """Convert a time in a file that was saved when the log ended at `log_offset`.
+
+        All times of one file are converted by adding the same number.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ def recover(
     first_half = store.min_offset(names.HALF_TOPIC, 0)
     first_op = store.min_offset(names.OP_TOPIC, 0)
     first_journal_entry = store.min_offset(names.JOURNAL_TOPIC, 0)
-    checks: dict[int, CheckHistory] = {}
+    checks = CheckHistories(snapshot, times)
     if snapshot is None:
         coordinator.states = HalfStates(first_half, first_half)
     else:
@@ -254,11 +258,11 @@ def recover(
         # Ops from the cursor on are read again, although their states are known, for the cursor.
         first_op = max(first_op, snapshot.op_cursor)
         first_journal_entry = max(first_journal_entry, snapshot.steps_read)
-        checks = _saved_checks(snapshot, times)
     coordinator.states.extend_to(store.max_offset(names.HALF_TOPIC, 0) - 1)
     coordinator.cursors.half_offset = max(first_half, snapshot.half_cursor if snapshot else 0)
     _read_ops(coordinator, store, first_op, result)
     _read_checks(store, first_journal_entry, checks, times)
+    checks.sort_changed()
     _read_undecided_halves(coordinator, store, first_half, checks, result, times)
     _complete_last_record(coordinator, store, result, now_ms)
     if (
@@ -273,23 +277,78 @@ def recover(
     return result
 
 
-def _saved_checks(snapshot: CoordinatorSnapshot, times: TimeConversion) -> dict[int, CheckHistory]:
-    remark_of = {
-        queue_offset: remark
-        for remark, offsets in snapshot.remarks.items()
-        for (queue_offset,) in REMARK_OFFSET.iter_unpack(offsets)
-    }
-    return {
-        queue_offset: CheckHistory(
-            checks,
-            times.file_ms(checked_ms, snapshot.log_offset, snapshot.saved_ms),
-            unknown_answers,
-            remark_of.get(queue_offset, ""),
+class CheckHistories:
+    """What came of checks, by half: saved in the snapshot, and changed by the journal behind it.
+
+    A million halves may have been checked, so what is saved stays packed and is not looked at one
+    by one if the table can restore it.
+    """
+
+    def __init__(self, snapshot: CoordinatorSnapshot | None, times: TimeConversion) -> None:
+        self.shift_ms = 0  # to be added to the times that are saved
+        self._saved = b""
+        # The halves that have a remark, in order, and their remarks.
+        self._remark_offsets: list[int] = []
+        self._remarks: list[str] = []
+        self._changed: dict[int, CheckHistory] = {}
+        self._changed_offsets: list[int] = []
+        if snapshot is not None:
+            saved_ms = snapshot.saved_ms
+            self.shift_ms = times.file_ms(saved_ms, snapshot.log_offset, saved_ms) - saved_ms
+            self._saved = snapshot.checks
+            pairs = sorted(
+                (queue_offset, remark)
+                for remark, offsets in snapshot.remarks.items()
+                for (queue_offset,) in REMARK_OFFSET.iter_unpack(offsets)
+            )
+            self._remark_offsets = [queue_offset for queue_offset, _ in pairs]
+            self._remarks = [remark for _, remark in pairs]
+
+    def get(self, queue_offset: int) -> CheckHistory:
+        changed = self._changed.get(queue_offset)
+        if changed is not None:
+            return changed
+        index = self._saved_index(queue_offset)
+        if index >= len(self._saved) // CHECK_HISTORY.size:
+            return _NO_CHECKS
+        found, checked_ms, checks, unknown_answers = self._saved_at(index)
+        if found != queue_offset:
+            return _NO_CHECKS
+        remark = next(iter(self.saved_remarks_between(queue_offset, queue_offset + 1)), "")
+        return CheckHistory(checks, checked_ms + self.shift_ms, unknown_answers, remark)
+
+    def put(self, queue_offset: int, history: CheckHistory) -> None:
+        self._changed[queue_offset] = history
+
+    def sort_changed(self) -> None:
+        """Call this after the last `put`, and before `changed_between`."""
+        self._changed_offsets = sorted(self._changed)
+
+    def changed_between(self, begin: int, end: int) -> list[int]:
+        offsets = self._changed_offsets
+        return offsets[bisect_left(offsets, begin) : bisect_left(offsets, end)]
+
+    def saved_between(self, begin: int, end: int) -> bytes:
+        first, last = self._saved_index(begin), self._saved_index(end)
+        return self._saved[first * CHECK_HISTORY.size : last * CHECK_HISTORY.size]
+
+    def saved_remarks_between(self, begin: int, end: int) -> dict[str, list[int]]:
+        """Return the queue offsets of the halves with each remark."""
+        first, last = (bisect_left(self._remark_offsets, offset) for offset in (begin, end))
+        by_remark: dict[str, list[int]] = {}
+        for index in range(first, last):
+            by_remark.setdefault(self._remarks[index], []).append(self._remark_offsets[index])
+        return by_remark
+
+    def _saved_index(self, queue_offset: int) -> int:
+        count = len(self._saved) // CHECK_HISTORY.size
+        return bisect_left(range(count), queue_offset, key=lambda index: self._saved_at(index)[0])
+
+    def _saved_at(self, index: int) -> tuple[int, int, int, int]:
+        queue_offset, checked_ms, checks, unknown_answers = CHECK_HISTORY.unpack_from(
+            self._saved, index * CHECK_HISTORY.size
         )
-        for queue_offset, checked_ms, checks, unknown_answers in CHECK_HISTORY.iter_unpack(
-            snapshot.checks
-        )
-    }
+        return queue_offset, checked_ms, checks, unknown_answers
 
 
 def _read_records(store: RecoveryLog, topic: str, begin: int) -> Iterator[tuple[int, StoredRecord]]:
@@ -371,7 +430,7 @@ def _read_record(store: HalfLog, log_offset: int) -> StoredRecord | None:
 
 
 def _read_checks(
-    store: RecoveryLog, begin: int, checks: dict[int, CheckHistory], times: TimeConversion
+    store: RecoveryLog, begin: int, checks: CheckHistories, times: TimeConversion
 ) -> None:
     """Add what the journal says from `begin` on, by half."""
     for _, record in _read_records(store, names.JOURNAL_TOPIC, begin):
@@ -379,7 +438,7 @@ def _read_checks(
             entry = decode_journal_entry(record)
         except CorruptRecord:
             continue
-        history = checks.get(entry.half_offset, _NO_CHECKS)
+        history = checks.get(entry.half_offset)
         if entry.event == "asked":
             checked_ms = times.stored_ms(entry.stored_ms, record.log_offset)
             history = history._replace(checks=entry.check_number, last_check_ms=checked_ms)
@@ -387,7 +446,7 @@ def _read_checks(
             history = history._replace(unknown_answers=history.unknown_answers + 1)
         if entry.event in ("unknown", "unknown_at_send") and entry.reason:
             history = history._replace(last_remark=entry.reason)
-        checks[entry.half_offset] = history
+        checks.put(entry.half_offset, history)
 
 
 # --- undecided halves ----------------------------------------------------------------------------
@@ -397,7 +456,7 @@ def _read_undecided_halves(
     coordinator: TransactionCoordinator,
     store: RecoveryLog,
     first_offset: int,
-    checks: dict[int, CheckHistory],
+    checks: CheckHistories,
     result: RecoveryResult,
     times: TimeConversion,
 ) -> None:
@@ -429,7 +488,7 @@ def _restore_many(
     store: RecoveryLog,
     begin: int,
     end: int,
-    checks: dict[int, CheckHistory],
+    checks: CheckHistories,
     times: TimeConversion,
 ) -> int:
     """Let the table restore plain halves from an offset on, and return how many it took."""
@@ -447,20 +506,35 @@ def _restore_many(
         ):
             coordinator.schedule.add_many(array("q", range(offset, offset + count)), due_ms)
             offset += count
-        for queue_offset in range(first_offset, offset) if checks else ():
-            history, half = checks.get(queue_offset), halves.find(queue_offset)
-            if history is not None and half is not None:
-                _apply_history(coordinator, half, TransactionState.OPEN, history)
+        _restore_checks(coordinator, first_offset, offset, checks)
         if offset - first_offset < window.count:
             break  # the next one is not plain
     return offset - begin
+
+
+def _restore_checks(
+    coordinator: TransactionCoordinator, begin: int, end: int, checks: CheckHistories
+) -> None:
+    """Set what came of the checks of open halves that the table has restored."""
+    halves, interval_ms = coordinator.halves, coordinator.config.next_check_after_ms
+    saved = checks.saved_between(begin, end)
+    for due_ms, packed in halves.restore_checks(saved, checks.shift_ms, interval_ms):
+        coordinator.schedule.add_many(array("q", packed), due_ms)
+    for remark, queue_offsets in checks.saved_remarks_between(begin, end).items():
+        halves.restore_remark(remark, queue_offsets)
+    for queue_offset in checks.changed_between(begin, end):
+        half = halves.find(queue_offset)
+        if half is not None:
+            half.unknown_answers = 0  # what was saved is a part of the whole history
+            history = checks.get(queue_offset)
+            _apply_history(coordinator, half, TransactionState.OPEN, history)
 
 
 def _read_half(
     coordinator: TransactionCoordinator,
     summary: HalfSummary,
     copies: _Copies,
-    checks: dict[int, CheckHistory],
+    checks: CheckHistories,
     result: RecoveryResult,
     times: TimeConversion,
 ) -> None:
@@ -478,7 +552,7 @@ def _read_half(
         if coordinator.states.get(previous.queue_offset) is TransactionState.OPEN:
             result.move_ops.append(coordinator.make_move_op(previous, now_ms=times.now_ms))
         replaced_offsets = _replace_copy(coordinator, previous, queue_offset)
-    history = checks.get(queue_offset, _NO_CHECKS)
+    history = checks.get(queue_offset)
     half = _restore_half(coordinator, summary, properties, state, history, times)
     copies.add(half)
     # Positions that the log has lost lead to it too: its producer may know no other one.
