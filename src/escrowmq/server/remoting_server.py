@@ -50,6 +50,7 @@ from escrowmq.remoting.responses import (
     SendResponseEncoder,
     encode_error,
 )
+from escrowmq.server.busy_poll import BusyPoll
 from escrowmq.server.connection_limits import IdleTracker, MemoryWatermark, memory_limits
 from escrowmq.server.security import TlsContext, TlsDetector
 from escrowmq.server.server_connection import (
@@ -185,6 +186,9 @@ class RemotingServer:
         self._share_s = SHARE_S  # of each connection in this turn
         self.turn_number = 0
         self._elapsed_s = clock.elapsed_s
+        self._busy_poll = BusyPoll(
+            self._loop, clock.elapsed_s, period_s=config.busy_poll_us / 1_000_000
+        )
         # Connections whose requests did not fit into their share.
         self._waiting = SliceScheduler(clock.elapsed_s)
         self.turn_start_ms, self.turn_start_s = clock.now_ms(), clock.elapsed_s()
@@ -487,6 +491,7 @@ class RemotingServer:
             self._accepts_until_s = self.turn_start_s + TURN_S
             self._share_s = SHARE_S
             self._loop.call_soon(self.end_turn)
+            self._busy_poll.turn_began()
 
     def end_turn(self) -> None:
         self.handle_chunks()
@@ -513,6 +518,8 @@ class RemotingServer:
         self.on_turn_end()
         if wants_more:
             self.schedule_turn()  # requests that have arrived by then are part of it
+        elif unflushed:
+            self._busy_poll.turn_ended()
 
     def _flush(self, connection: ServerConnection) -> None:
         try:
