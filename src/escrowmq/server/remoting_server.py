@@ -186,9 +186,7 @@ class RemotingServer:
         self._share_s = SHARE_S  # of each connection in this turn
         self.turn_number = 0
         self._elapsed_s = clock.elapsed_s
-        self._busy_poll = BusyPoll(
-            self._loop, clock.elapsed_s, period_s=config.busy_poll_us / 1_000_000
-        )
+        self._busy_poll = BusyPoll(self._loop.call_soon, config.busy_polls_max)
         # Connections whose requests did not fit into their share.
         self._waiting = SliceScheduler(clock.elapsed_s)
         self.turn_start_ms, self.turn_start_s = clock.now_ms(), clock.elapsed_s()

@@ -521,8 +521,8 @@ class ServerConnection(asyncio.Protocol):
             out = self._send_directly(self._socket_number, out)
             if not out:
                 return
-        else:
-            out = [piece if type(piece) is bytes else bytes(piece) for piece in out]
+        # What is kept is copied: views of large blocks of the log would keep the whole blocks.
+        out = [piece if type(piece) is bytes else bytes(piece) for piece in out]
         size = sum(map(len, out))
         if size > self._portion_bytes or self._is_write_paused or self._unsent:
             self._unsent.extend(out)
@@ -539,10 +539,9 @@ class ServerConnection(asyncio.Protocol):
         )
 
     def _send_directly(self, socket_number: int, out: list[Body]) -> list[Body]:
-        """Write responses to the socket, past the transport. Return copies of what did not fit.
+        """Write responses to the socket, past the transport. Return what did not fit.
 
-        Pieces may be views of large blocks of the log. The transport would keep them, and with them
-        the blocks, until the client has read everything. Nothing may be unsent before.
+        Nothing may be unsent before.
         """
         try:
             if len(out) == 1:
@@ -558,8 +557,7 @@ class ServerConnection(asyncio.Protocol):
             return []
         for index, piece in enumerate(out):
             if sent_bytes < len(piece):
-                rest = [memoryview(piece)[sent_bytes:], *out[index + 1 :]]
-                return [bytes(piece) for piece in rest]
+                return [memoryview(piece)[sent_bytes:], *out[index + 1 :]]
             sent_bytes -= len(piece)
         return []
 
