@@ -11,8 +11,13 @@ import pytest
 
 from escrowmq.clock import ManualClock
 from escrowmq.config import NetworkConfig
-from escrowmq.server.busy_poll import SKIPPED_TURNS_MAX, BusyPoll
-from escrowmq.server.remoting_server import RemotingServer, bind, bound_port
+from escrowmq.server.remoting_server import (
+    SKIPPED_TURNS_MAX,
+    BusyPoll,
+    RemotingServer,
+    bind,
+    bound_port,
+)
 from tests.unit.server.test_unsent_responses import GenerousHandler, frame
 
 POLLS = 5
