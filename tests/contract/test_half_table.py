@@ -19,6 +19,7 @@ from escrowmq.escrow.half_table import (
     new_half_table,
 )
 from escrowmq.native import load_native
+from escrowmq.peer import DISCONNECTED, Peer
 
 NATIVE = load_native({})
 DECIDED_MAX = 3
@@ -217,16 +218,12 @@ def test_a_half_that_is_kept_stays_the_same_object_among_very_many(table: HalfTa
 
 
 def test_a_half_that_is_not_kept_stays_as_it_was(table: HalfTable) -> None:
-    producer = object()
+    producer = DISCONNECTED
     for number in range(MANY):
-        half = add_half(table, number)
-        half.checks, half.unknown_answers, half.due_ms = number, number + 1, number + 2
-        half.reason, half.last_remark = f"reason {number}", f"remark {number}"
-        half.previous_offsets, half.attempt = (number,), Attempt("w", number, "a", 1)
-        half.producer, half.is_stranded = producer, number % 2 == 0  # type: ignore[assignment]
-    del half
+        change_all_fields(add_half(table, number), producer)
     for number in range(MANY):
-        half = table.find(number)  # type: ignore[assignment]
+        half = table.find(number)
+        assert half is not None
         assert (half.key, half.topic, half.group) == (b"key %d" % number, "T", "p")
         assert (half.queue_offset, half.log_offset, half.size) == (number, number * 1000, 100)
         assert (half.checks, half.unknown_answers, half.due_ms) == (number, number + 1, number + 2)
@@ -234,6 +231,14 @@ def test_a_half_that_is_not_kept_stays_as_it_was(table: HalfTable) -> None:
         assert (half.previous_offsets, half.attempt) == ((number,), Attempt("w", number, "a", 1))
         assert (half.producer is producer, half.is_stranded) == (True, number % 2 == 0)
         assert (half.queue_id, half.parked_ms, half.is_being_decided) == (1, 1_000, False)
+
+
+def change_all_fields(half: Half, producer: Peer) -> None:
+    number = half.queue_offset
+    half.checks, half.unknown_answers, half.due_ms = number, number + 1, number + 2
+    half.reason, half.last_remark = f"reason {number}", f"remark {number}"
+    half.previous_offsets, half.attempt = (number,), Attempt("w", number, "a", 1)
+    half.producer, half.is_stranded = producer, number % 2 == 0
 
 
 def test_undecided_halves_are_selected(table: HalfTable) -> None:
