@@ -198,6 +198,7 @@ class TlsContext:
 
 def server_context(config: SecurityConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
         _load_certificate(context, config)
         context.verify_mode = _VERIFY_MODES[config.tls_client_auth]
@@ -377,7 +378,7 @@ class TlsDetector:
                 )
                 try:
                     await connection.handshake
-                except (TimeoutError, asyncio.CancelledError):
+                except asyncio.CancelledError:  # by the timeout too
                     transport.abort()
                     raise
         except OSError as error:  # ssl.SSLError is one, and so is TimeoutError

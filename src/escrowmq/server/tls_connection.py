@@ -53,23 +53,21 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def data_received(self, data: bytes) -> None:
         received: list[bytes] = []
-        is_end, failure = False, None
+        is_end = False
         try:
             if len(data) <= PASSED_BYTES_MAX:
                 is_end = self._decrypt(data, received)
             else:
                 for start in range(0, len(data), PASSED_BYTES_MAX):
-                    if is_end := self._decrypt(data[start : start + PASSED_BYTES_MAX], received):
+                    is_end = self._decrypt(data[start : start + PASSED_BYTES_MAX], received)
+                    if is_end:
                         break
         except ssl.SSLError as error:
-            failure = error
-        self._send_encrypted()
-        if received:  # also those before a record that is not valid
-            assert self._protocol is not None
+            self._fail(error)  # the records before it are valid, and are still handed over
+        self._send_encrypted()  # of the handshake, or what a later message of TLS requires
+        if received and self._protocol is not None:
             self._protocol.data_received(received[0] if len(received) == 1 else b"".join(received))
-        if failure is not None:
-            self._fail(failure)
-        elif is_end:
+        if is_end:
             self.eof_received()
 
     def _decrypt(self, data: bytes, received: list[bytes]) -> bool:
@@ -100,14 +98,15 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self.handshake.set_result(None)
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """Close the connection after an error of TLS. OpenSSL's alert is on its way."""
+        """Close the connection after an error of TLS, behind the alert that OpenSSL has written."""
         if self._protocol is None:
             self._handshake_failed(error)
         else:
             log.info("connection closed peer=%s: %s", self.get_extra_info("peername"), error)
+        self._send_encrypted()
         self._transport.close()
 
-    def _handshake_failed(self, error: Exception) -> None:
+    def _handshake_failed(self, error: OSError) -> None:
         if not self.handshake.done():
             self.handshake.set_exception(error)
 
@@ -121,7 +120,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         if self._protocol is not None:
             self._protocol.connection_lost(error)
         else:
-            self._handshake_failed(error or ConnectionResetError("the client has gone"))
+            self._handshake_failed(ConnectionResetError("the client has gone"))
 
     def pause_writing(self) -> None:
         if self._protocol is not None:

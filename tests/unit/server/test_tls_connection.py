@@ -1,0 +1,100 @@
+"""What a TlsConnection does for its protocol besides passing bytes on."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.support.signing import Certificates
+from tests.support.tls_pair import TlsPair
+
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
+    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificates.cert, certificates.key)
+    return server, certificates.client()
+
+
+async def test_the_protocol_is_paused_when_the_socket_is(contexts: Contexts) -> None:
+    pair = TlsPair(*contexts)
+    pair.connection.pause_writing()
+    pair.connection.resume_writing()  # there is no protocol during the handshake
+    pair.shake_hands()
+    pair.connection.pause_writing()
+    pair.connection.resume_writing()
+    assert pair.protocol.events == ["made", "paused", "resumed"]
+
+
+async def test_reading_and_closing_are_those_of_the_socket(contexts: Contexts) -> None:
+    pair = TlsPair(*contexts)
+    pair.shake_hands()
+    pair.connection.pause_reading()
+    assert not pair.socket.is_reading()
+    assert not pair.connection.is_reading()
+    pair.connection.resume_reading()
+    assert pair.socket.is_reading()
+    pair.connection.abort()
+    assert pair.socket.is_closing()
+    assert pair.connection.is_closing()
+    assert pair.socket.written == []
+
+
+async def test_the_protocol_sees_the_context_and_the_peer(contexts: Contexts) -> None:
+    pair = TlsPair(*contexts)
+    pair.shake_hands()
+    assert pair.connection.get_extra_info("sslcontext") is contexts[0]
+    assert pair.connection.get_extra_info("peername") == ("127.0.0.1", 4_711)
+
+
+async def test_a_request_in_one_chunk_with_the_end_of_the_handshake_is_received(
+    contexts: Contexts,
+) -> None:
+    pair = TlsPair(*contexts)
+    pair.shake_hands(first_message=b"at once")
+    assert pair.protocol.received == b"at once"
+
+
+async def test_the_client_gets_an_alert_for_a_record_that_is_not_valid(contexts: Contexts) -> None:
+    pair = TlsPair(*contexts)
+    pair.shake_hands()
+    good, bad = pair.encrypted(b"good"), bytearray(pair.encrypted(b"bad"))
+    bad[-1] ^= 1
+    pair.connection.data_received(good + bad)
+    assert pair.protocol.received == b"good"
+    assert pair.socket.is_closing()
+    with pytest.raises(ssl.SSLError, match="ALERT_BAD_RECORD_MAC"):
+        pair.read_all()
+
+
+async def test_a_connection_lost_in_the_handshake_makes_no_protocol(contexts: Contexts) -> None:
+    pair = TlsPair(*contexts)
+    pair.connection.connection_lost(None)
+    with pytest.raises(ConnectionResetError):
+        await pair.connection.handshake
+    assert pair.protocol.events == []
+
+
+async def test_a_lost_connection_is_passed_on(contexts: Contexts) -> None:
+    pair = TlsPair(*contexts)
+    pair.shake_hands()
+    pair.connection.connection_lost(OSError("broken"))
+    assert pair.protocol.events == ["made", "lost"]
+
+
+async def test_a_certificate_that_the_client_does_not_trust_fails_the_handshake(
+    contexts: Contexts, tmp_path: Path
+) -> None:
+    stranger = Certificates(tmp_path).client()
+    pair = TlsPair(contexts[0], stranger)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        pair.shake_hands()
+    pair.connection.data_received(pair.encrypted(b""))  # the alert of the client
+    with pytest.raises(ssl.SSLError, match="ALERT_UNKNOWN_CA"):
+        await pair.connection.handshake
+    assert pair.socket.is_closing()
