@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
@@ -43,6 +44,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._transport: asyncio.Transport  # of the socket, from connection_made() on
+        self._socket_number: int | None = None  # None: everything is written to the transport
         self._protocol: asyncio.Protocol | None = None  # until the handshake is done
         self.handshake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -50,6 +52,8 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if (socket := transport.get_extra_info("socket")) is not None:
+            self._socket_number = socket.fileno()
 
     def data_received(self, data: bytes) -> None:
         received: list[bytes] = []
@@ -149,8 +153,25 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self.write(b"".join(pieces))
 
     def _send_encrypted(self) -> None:
-        if self._outgoing.pending:
-            self._transport.write(self._outgoing.read())
+        """Write what OpenSSL has encrypted to the socket, past the transport if nothing waits.
+
+        The transport gets what the socket does not take (see ServerConnection.flush). Nothing is
+        written once it is closing: the number of its socket may soon be that of another one.
+        """
+        transport = self._transport
+        if not self._outgoing.pending or transport.is_closing():
+            return
+        data = self._outgoing.read()
+        if self._socket_number is not None and not transport.get_write_buffer_size():
+            try:
+                data = data[os.write(self._socket_number, data) :]
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:
+                transport.abort()  # the client has closed or reset the connection
+                return
+        if data:
+            transport.write(data)
 
     def close(self) -> None:
         """Close the connection when all is sent, with a close_notify at the end."""
