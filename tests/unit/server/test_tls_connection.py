@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import ssl
 from pathlib import Path
 
 import pytest
 
+from escrowmq.server.tls_connection import TlsConnection
 from tests.support.signing import Certificates
-from tests.support.tls_pair import TlsPair
+from tests.support.tls_pair import RecordingProtocol, TlsPair
 
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
@@ -98,3 +101,32 @@ async def test_a_certificate_that_the_client_does_not_trust_fails_the_handshake(
     with pytest.raises(ssl.SSLError, match="ALERT_UNKNOWN_CA"):
         await pair.connection.handshake
     assert pair.socket.is_closing()
+
+
+async def test_what_the_socket_does_not_take_waits_in_its_transport(contexts: Contexts) -> None:
+    server, client = contexts
+    protocol = RecordingProtocol()
+    connection = TlsConnection(lambda: protocol, server)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    body = bytes(range(256)) * 20_000
+
+    def read_all() -> bytes:
+        """Read to the orderly end."""
+        received = b""
+        while piece := client_socket.recv(1 << 20):
+            received += piece
+        return received
+
+    loop = asyncio.get_running_loop()
+    await loop.connect_accepted_socket(lambda: connection, ours)
+    client_socket = await asyncio.to_thread(
+        client.wrap_socket, theirs, server_hostname="127.0.0.1", suppress_ragged_eofs=False
+    )
+    with client_socket:
+        await connection.handshake
+        connection.write(body)
+        assert 0 < connection.get_write_buffer_size() < len(body)
+        connection.write(b"the end")
+        connection.close()
+        assert await asyncio.to_thread(read_all) == body + b"the end"
