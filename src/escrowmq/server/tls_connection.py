@@ -57,7 +57,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def data_received(self, data: bytes) -> None:
         received: list[bytes] = []
-        is_end = False
+        is_end, failure = False, None
         try:
             if len(data) <= PASSED_BYTES_MAX:
                 is_end = self._decrypt(data, received)
@@ -67,8 +67,13 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
                     if is_end:
                         break
         except ssl.SSLError as error:
-            self._fail(error)  # the records before it are valid, and are still handed over
-        self._send_encrypted()  # of the handshake, or what a later message of TLS requires
+            failure = error
+        if self._transport.is_closing():
+            return  # the protocol has refused the connection: the port is full
+        if failure is not None:
+            self._fail(failure)  # the records before it are valid, and are still handed over
+        elif self._outgoing.pending:  # of the handshake, or because a later message requires it
+            self._send_encrypted()
         if received and self._protocol is not None:
             self._protocol.data_received(received[0] if len(received) == 1 else b"".join(received))
         if is_end:

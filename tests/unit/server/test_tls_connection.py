@@ -63,6 +63,20 @@ async def test_a_request_in_one_chunk_with_the_end_of_the_handshake_is_received(
     assert pair.protocol.received == b"at once"
 
 
+async def test_a_protocol_that_refuses_the_connection_receives_nothing(contexts: Contexts) -> None:
+    class RefusingProtocol(RecordingProtocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            assert self.transport is not None
+            self.transport.abort()
+
+    pair = TlsPair(*contexts)
+    pair.protocol = RefusingProtocol()
+    pair.shake_hands(first_message=b"at once")
+    assert pair.protocol.events == ["made"]
+    assert pair.protocol.received == b""
+
+
 async def test_the_client_gets_an_alert_for_a_record_that_is_not_valid(contexts: Contexts) -> None:
     pair = TlsPair(*contexts)
     pair.shake_hands()
