@@ -1,7 +1,7 @@
 """The port of a broker or name server: connections, turns, limits on memory and idle time.
 
     data_received(chunk) → requests → RequestHandler.handle()        of all connections, one turn
-    end_turn() → RequestHandler.end_turn() → one write per connection
+    end_turn() → RequestHandler.end_turn() → one write per connection → slices of what waits
 
 One iteration of the event loop is one turn. Every connection that has data hands its requests over;
 at the end of the turn the sends of all of them are appended in one write, and each connection with
@@ -9,9 +9,9 @@ responses is written to once. No other optimisation here gains as much.
 
 A turn is bounded by time, and connections are served fairly. Each has a share of the turn, in time
 and in requests. What exceeds it waits, with the requests behind it, and so does a request that its
-handler carries out in slices. At the end of every turn those that wait get a slice each, round
-robin. New requests of other connections come before them, so a client with few requests waits for
-about one slice, whatever the others send.
+handler carries out in slices. Behind the responses of every turn those that wait get a slice each,
+round robin. New requests of other connections come before them, so a client with few requests waits
+for about one slice, whatever the others send.
 
 Memory is bounded. A connection that does not read its responses is not read from, and the requests
 that it has sent already are not handled, until it does. Responses wait here and are handed to the
@@ -232,7 +232,7 @@ class RemotingServer:
     async def close(self) -> None:
         """Finish the turn, send its responses and close every connection."""
         self.stop_reading()
-        self.end_turn()
+        self._finish_turn()
         for connection in list(self.connections):
             connection.close_at_stop()
         await asyncio.sleep(0)
@@ -400,12 +400,12 @@ class RemotingServer:
                 connection.abort()
 
     def add_waiting(self, connection: ServerConnection, work: SlicedWork) -> None:
-        """Go on with the work of a connection at the end of this turn, in slices."""
+        """Go on with the work of a connection behind this turn, in slices."""
         self._waiting.add(work, origin=connection.origin)
         self.schedule_turn()
 
     def add_background_work(self, work: SlicedWork) -> None:
-        """Go on with work that no connection waits for at the end of this turn, in slices."""
+        """Go on with work that no connection waits for behind this turn, in slices."""
         self._waiting.add(work)
         self.schedule_turn()
 
@@ -489,10 +489,15 @@ class RemotingServer:
             self._loop.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
+        self._finish_turn()
+        self._run_slices()
+
+    def _finish_turn(self) -> None:
+        """Handle what has arrived, and send the responses of this turn."""
         self.handle_chunks()
-        wants_more = self._waiting.run_turn()
+        wants_more = False
         try:
-            wants_more = self._handler.end_turn(self.turn_start_ms) or wants_more
+            wants_more = self._handler.end_turn(self.turn_start_ms)
         except Exception:  # a bug must not hold back the responses of other requests
             log.exception("turn failed")
         unflushed, self._unflushed = self._unflushed, []
@@ -513,6 +518,18 @@ class RemotingServer:
         self.on_turn_end()
         if wants_more:
             self.schedule_turn()  # requests that have arrived by then are part of it
+
+    def _run_slices(self) -> None:
+        """Begin the next turn with the requests that wait, if there are any.
+
+        The responses of the turn before have left by now: whoever got one can send the next request
+        meanwhile, and does not wait for slices of others twice.
+        """
+        if self._waiting:
+            self.schedule_turn()
+            self._waiting.run_turn()
+            # However long the slices have taken, new requests get their time of this turn.
+            self._accepts_until_s = self._elapsed_s() + TURN_S
 
     def _flush(self, connection: ServerConnection) -> None:
         try:

@@ -5,6 +5,7 @@ The clock moves only while a request is handled, so that a test counts requests 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from escrowmq.clock import ManualClock
@@ -32,6 +33,7 @@ class CostlyHandler:
         self.cost_ms: dict[str, int] = {}
         self.slices: dict[str, int] = {}
         self.fails_for: set[str] = set()
+        self.on_slice: Callable[[], None] = lambda: None
 
     def handle(
         self, connection: ServerConnection, request: Request[Any], now_ms: int
@@ -47,6 +49,7 @@ class CostlyHandler:
     def _handle_in_slices(self, connection: ServerConnection, request: Request[Any]) -> SlicedWork:
         for _ in range(self.slices[connection.address]):
             self._clock.advance(ms=1)
+            self.on_slice()
             yield
         self._finish(connection, request)
 
@@ -238,6 +241,21 @@ async def test_a_request_in_slices_delays_only_the_requests_behind_it() -> None:
         1,
         2,
     ]
+
+
+async def test_a_response_leaves_before_others_have_their_slices() -> None:
+    bench = FairBench()
+    slow, _ = bench.connect(1)
+    other, other_transport = bench.connect(2)
+    bench.handler.slices[slow.address] = 50
+    slow.data_received(bench.requests(1))
+    bench.server.end_turn()
+    other.data_received(bench.requests(1))
+    written_during_slices: list[int] = []
+    bench.handler.on_slice = lambda: written_during_slices.append(len(other_transport.written))
+    bench.server.end_turn()
+    assert written_during_slices
+    assert set(written_during_slices) == {1}
 
 
 async def test_a_request_in_slices_is_dropped_when_its_connection_closes() -> None:
