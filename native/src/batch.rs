@@ -42,6 +42,9 @@ const CONNECTION_PULLS_MAX: usize = 64;
 const PULLS_MAX: usize = 512;
 /// Responses to pulls of one connection in one batch; then the Python path has a look at it.
 const PULLED_BYTES_MAX: usize = 1 << 20;
+/// The same of all connections. What comes behind has its share of time in the Python path. To copy
+/// a MiB takes up to a millisecond, because its memory is new.
+const BATCH_PULLED_BYTES_MAX: usize = 4 << 20;
 /// The bits of a sysFlag that a client sets: the body is compressed and how, several tags.
 const CLIENT_SYS_FLAGS: i32 = 0x703;
 const TRANSACTION_COMMIT: i32 = 8;
@@ -801,6 +804,7 @@ pub struct Batch {
     pull_responses: Vec<(usize, Arc<Vec<u8>>)>, // with the numbers of chunks
     connection_pulls: usize,                    // of the last of these chunks
     connection_pulled_bytes: usize,
+    pulled_bytes: usize, // of all chunks
     deliveries: Deliveries,
     pull_errors: Vec<PyErr>,
     accounts: Vec<(usize, Py<PyString>)>, // by chunk: the access key of its first signed request
@@ -830,6 +834,7 @@ impl Batch {
             pull_responses: Vec::new(),
             connection_pulls: 0,
             connection_pulled_bytes: 0,
+            pulled_bytes: 0,
             deliveries: Deliveries::new(),
             pull_errors: Vec::new(),
             accounts: Vec::new(),
@@ -872,6 +877,7 @@ impl Batch {
         self.allows_pulls
             && !is_behind_others
             && self.pull_responses.len() < PULLS_MAX
+            && self.pulled_bytes < BATCH_PULLED_BYTES_MAX
             && (is_first
                 || (self.connection_pulls < CONNECTION_PULLS_MAX
                     && self.connection_pulled_bytes < PULLED_BYTES_MAX))
@@ -883,6 +889,7 @@ impl Batch {
         }
         self.connection_pulls += 1;
         self.connection_pulled_bytes += response.len();
+        self.pulled_bytes += response.len();
         self.pull_responses
             .push((connection.index, Arc::new(response)));
     }

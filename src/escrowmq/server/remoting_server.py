@@ -28,7 +28,7 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -72,6 +72,9 @@ TURN_S = 0.003
 # If many connections have requests in one turn they share its time equally, and each gets so much:
 # enough for one or two ordinary requests, so that a client which has no more is served at once.
 SHARE_MIN_S = 0.0001
+# How many connections are read in one turn among those that send more than a long chunk holds: each
+# has 256 KiB then, which have to be copied and looked at. Sixty of them made turns of 20 ms.
+LONG_CHUNKS_MAX = 4
 PENDING_HANDSHAKES_MIN = 64
 SILENT_SEARCHED_MAX = 100  # connections without a request that are looked at to make room
 # A header is decoded in one step. The longest field is a value of the name server's settings,
@@ -180,7 +183,8 @@ class RemotingServer:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._unflushed: list[ServerConnection] = []
-        self._paused_for_turn: list[ServerConnection] = []  # they are read again in the next turn
+        # Connections that sent a long chunk. They are read again in turn, some in each turn.
+        self._paused_for_turn: deque[ServerConnection] = deque()
         self._is_turn_scheduled = False
         self._share_s = SHARE_S  # of each connection in this turn
         self.turn_number = 0
@@ -476,7 +480,7 @@ class RemotingServer:
         self.schedule_turn()
 
     def pause_for_turn(self, connection: ServerConnection) -> None:
-        """Read from the connection again at the end of this turn."""
+        """Read from the connection again when those that have waited longer are read."""
         self._paused_for_turn.append(connection)
         self.schedule_turn()
 
@@ -504,9 +508,9 @@ class RemotingServer:
         was_scheduled = self._is_turn_scheduled
         self._is_turn_scheduled = False  # only now: end_turn() above wrote responses of this turn
         self.turn_number += 1
-        paused, self._paused_for_turn = self._paused_for_turn, []
-        for connection in paused:
-            connection.turn_ended()
+        paused = self._paused_for_turn
+        for _ in range(min(len(paused), LONG_CHUNKS_MAX)):
+            paused.popleft().turn_ended()
         for connection in unflushed:
             self._flush(connection)
             self.update_unsent(connection)
@@ -516,7 +520,7 @@ class RemotingServer:
         if was_scheduled:
             self.turn_seconds.observe(self._clock.elapsed_s() - self.turn_start_s)
         self.on_turn_end()
-        if wants_more:
+        if wants_more or paused:
             self.schedule_turn()  # requests that have arrived by then are part of it
 
     def _run_slices(self) -> None:

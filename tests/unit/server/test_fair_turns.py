@@ -14,6 +14,7 @@ from escrowmq.remoting.codes import JSON, RequestCode
 from escrowmq.remoting.frame import encode_frame
 from escrowmq.remoting.requests import Request
 from escrowmq.server.remoting_server import (
+    LONG_CHUNKS_MAX,
     REQUEST_HEADER_BYTES_MAX,
     SHARE_EVENTS_MAX,
     PlainRequestHandler,
@@ -222,6 +223,23 @@ async def test_a_connection_with_a_long_chunk_is_read_again_in_the_next_turn() -
     assert not transport.is_reading()
     bench.server.end_turn()
     assert transport.is_reading()
+
+
+async def test_connections_with_long_chunks_are_read_in_turn_and_not_all_in_one_turn() -> None:
+    bench = FairBench(plain_requests=NothingIsPlain())
+    frame = (LONG_CHUNK_BYTES * 100).to_bytes(4, "big") + (100).to_bytes(4, "big")
+    connections = [bench.connect(port) for port in range(1, 4 * LONG_CHUNKS_MAX + 1)]
+    for connection, _ in connections:
+        connection.data_received(frame + bytes(LONG_CHUNK_BYTES))
+    chunks = [0] * len(connections)
+    for _ in range(12):
+        bench.server.end_turn()
+        readable = [index for index, (_, side) in enumerate(connections) if side.is_reading()]
+        assert len(readable) == LONG_CHUNKS_MAX
+        for index in readable:
+            chunks[index] += 1
+            connections[index][0].data_received(bytes(LONG_CHUNK_BYTES))
+    assert set(chunks) == {3}
 
 
 async def test_a_request_in_slices_delays_only_the_requests_behind_it() -> None:
