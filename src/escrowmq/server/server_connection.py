@@ -33,6 +33,7 @@ from escrowmq.remoting.requests import Body, Request
 from escrowmq.remoting.responses import (
     encode_pull_response,
     encode_response,
+    encode_response_in_pieces,
     encode_success,
 )
 from escrowmq.sliced_work import SlicedWork
@@ -357,8 +358,17 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         if header is None and not (code or remark or body):
             self.write(encode_success(request))
+        elif len(body) > JOINED_WRITE_BYTES_MAX:
+            self.write_pieces(
+                encode_response_in_pieces(request, header, (body,), code=code, remark=remark)
+            )
         else:
             self.write(encode_response(request, header, code=code, remark=remark, body=body))
+
+    def respond_in_pieces(
+        self, request: Request[Any], header: Header, body: Sequence[Body]
+    ) -> None:
+        self.write_pieces(encode_response_in_pieces(request, header, body))
 
     def respond_send(
         self,
