@@ -582,9 +582,8 @@ def encode_kv_config_in_slices(content: dict[str, Any]) -> SlicedResult[list[byt
         encoded.append(msgspec.json.encode(namespace) + b":{")
         separator = b""
         for key, value in table.items():
-            encoded.append(
-                separator + msgspec.json.encode({key: value})[1:-1]
-            )  # without the braces
+            entry = msgspec.json.encode({key: value})[1:-1]  # without the braces
+            encoded.append(separator + entry)
             separator = b","
             yield
         encoded.append(b"}")

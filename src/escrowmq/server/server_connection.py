@@ -57,8 +57,8 @@ TURN_RESPONSE_BYTES_MAX = 1024 * 1024
 # bytes each, with TLS 50,300 without portions; tests/e2e/broker/test_greedy_clients.py repeats it.
 CONNECTION_BYTES = 8 * 1024
 IPV4_HOST_BYTES = 8
-# A chunk as long as this means that more bytes wait in the socket. They are read in a later turn: the
-# event loop would read up to 32 such chunks of one connection before it serves another one.
+# A chunk as long as this means that more bytes wait in the socket. They are read in a later turn:
+# the event loop would read up to 32 such chunks of one connection before it serves another one.
 LONG_CHUNK_BYTES = 128 * 1024
 PLAIN_FRAME_BYTES_MAX = 64 * 1024  # longer frames are not plain
 TLS_CONNECTION_BYTES = 160 * 1024
@@ -102,6 +102,7 @@ class ServerConnection(asyncio.Protocol):
         self._suspended_events: Iterator[Event] | None = None
         self.turn_number = -1  # the turn to which the next two belong
         self.share_end_s = 0.0
+        self.exceeds_share = False  # it had more requests than its share when it was served last
         self.share_events = 0  # how many more of them fit into the share of this turn
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # incomplete request: bytes received so far, and its number

@@ -116,7 +116,7 @@ def test_a_pull_response_does_not_copy_its_body(serializer: int, remark: str) ->
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
 def test_a_response_in_pieces_equals_a_joined_one_and_copies_nothing(serializer: int) -> None:
     request = send_request(serializer=serializer)
-    header = responses.SendMessageResponse(msg_id="m", queue_id=1, queue_offset=2)
+    header = SendMessageResponse(msg_id="m", queue_id=1, queue_offset=2)
     pieces: list[Body] = [b"first", memoryview(b"second")]
     head, *sent_pieces = responses.encode_response_in_pieces(request, header, pieces, remark="r")
     assert all(sent is piece for sent, piece in zip(sent_pieces, pieces, strict=True))
