@@ -272,7 +272,7 @@ class ServerConnection(asyncio.Protocol):
             self._discard()
             self._server.update_unsent(self)
             return False
-        self.close()
+        self._server.close_after_turn(self)
         return True
 
     def _update_partial(self) -> None:

@@ -14,6 +14,7 @@ from escrowmq.remoting.codes import JSON, RequestCode
 from escrowmq.remoting.frame import encode_frame
 from escrowmq.remoting.requests import Request
 from escrowmq.server.remoting_server import (
+    CLOSED_PER_TURN_MAX,
     LONG_CHUNKS_MAX,
     REQUEST_HEADER_BYTES_MAX,
     SHARE_EVENTS_MAX,
@@ -213,6 +214,35 @@ async def test_the_end_of_a_connection_does_not_lengthen_the_turn_of_the_others(
         connection.data_received(bench.requests(100))
         connection.eof_received()
     assert bench.clock.elapsed_s() - began_s < 0.008
+
+
+async def test_connections_that_end_together_are_closed_in_turn_behind_their_responses() -> None:
+    bench = FairBench(plain_requests=NothingIsPlain())
+    transports = []
+    for port in range(1, 3 * CLOSED_PER_TURN_MAX + 1):
+        connection, transport = bench.connect(port)
+        transports.append(transport)
+        connection.data_received(bench.requests(1))
+        assert connection.eof_received()
+    closed = []
+    for _ in range(3):
+        bench.server.end_turn()
+        closed.append(sum(transport.is_closing() for transport in transports))
+    assert closed == [CLOSED_PER_TURN_MAX * turn for turn in (1, 2, 3)]
+    assert all(b"".join(transport.written) for transport in transports)
+
+
+async def test_requests_of_a_connection_that_exceeded_its_share_leave_time_for_others() -> None:
+    bench = FairBench()
+    greedy = [bench.connect(port)[0] for port in range(1, 11)]
+    for connection in greedy:
+        bench.handler.cost_ms[connection.address] = 1
+        connection.exceeds_share = True
+        connection.data_received(bench.requests(1))
+    assert len(bench.handler.handled) == 2  # of four that fit into a turn
+    other, _ = bench.connect(99)
+    other.data_received(bench.requests(1))
+    assert bench.count(other) == 1
 
 
 async def test_a_connection_with_a_long_chunk_is_read_again_in_the_next_turn() -> None:
