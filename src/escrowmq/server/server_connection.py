@@ -1,7 +1,7 @@
 """One client connection of a port: requests in, responses out, within its share of a turn.
 
     data_received(chunk) → RemotingServer.handle_events() → RequestHandler.handle()
-    requests that exceed the share → wait for slices at the end of each turn
+    requests that exceed the share → wait for slices behind the responses of each turn
     respond…() → flush() at the end of the turn → transport, in portions
 
 The responses of a connection keep the order of its requests: while one of them waits, nothing more
