@@ -65,8 +65,8 @@ log = logging.getLogger(__name__)
 # than a millisecond; the time is for requests that cost more.
 SHARE_EVENTS_MAX = 64
 SHARE_S = 0.001
-# Of both, the part for a connection that had more than its share when it was served last: requests of
-# the others, and their responses, wait for less of it.
+# Of both, the part for a connection that had more than its share when it was served last: others,
+# and their responses, wait for less time then.
 GREEDY_PART = 1 / 3
 # How long a turn accepts new requests, beside those of the plain path. A request that comes during
 # a turn waits for its end, so a turn is short: with 20 ms instead of 3, sixty connections that
@@ -78,8 +78,8 @@ SHARE_MIN_S = 0.0001
 # How many connections are read in one turn among those that send more than a long chunk holds: each
 # has 256 KiB then, which have to be copied and looked at. Sixty of them made turns of 20 ms.
 LONG_CHUNKS_MAX = 4
-# How many connections are closed in one turn among those that their clients have closed. One takes a
-# tenth of a millisecond, and when a process ends all of its connections do.
+# How many connections are closed in one turn among those that their clients have closed. One takes
+# a tenth of a millisecond, and when a process ends all of its connections do.
 CLOSED_PER_TURN_MAX = 8
 PENDING_HANDSHAKES_MIN = 64
 SILENT_SEARCHED_MAX = 100  # connections without a request that are looked at to make room

@@ -241,8 +241,8 @@ def _tune_interpreter() -> None:
     # Everything created so far lives as long as the process; the collector need not visit it.
     gc.collect()
     gc.freeze()
-    # Objects of a turn are freed by reference counting. What is kept is looked at twice, little at a
-    # time: 20,000 new objects took 2 to 6 ms when many members joined.
+    # Objects of a turn are freed by reference counting. What is kept is looked at twice, little at
+    # a time: 20,000 new objects took 2 to 6 ms when many members joined.
     gc.set_threshold(1_000, 10, 4_000)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
