@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from escrowmq.broker.dispatch import Channel
     from escrowmq.server.remoting_server import RemotingServer
 
-JOINED_WRITE_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than many pieces
+JOINED_BODY_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than two pieces
+WRITTEN_PIECES_MAX = 1024  # that one system call writes (IOV_MAX)
 # So much is handed to the transport at once, and the transport asks for a pause when it could not
 # send so much.
 PORTION_BYTES = 256 * 1024
@@ -81,6 +83,7 @@ class ServerConnection(asyncio.Protocol):
         self._encode_send_response = server.send_response_encoder.encode
         self._transport: asyncio.Transport | None = None
         self._has_tls = False
+        self._socket_number: int | None = None  # None: responses go through the transport
         self._portion_bytes = PORTION_BYTES
         self._outgoing: list[Body] = []  # responses of this turn
         # Of the responses of this turn; those to sends, which are short, are not counted.
@@ -124,6 +127,8 @@ class ServerConnection(asyncio.Protocol):
         self._has_tls = transport.get_extra_info("sslcontext") is not None
         if self._has_tls:
             self._portion_bytes = TLS_PORTION_BYTES
+        elif (socket := transport.get_extra_info("socket")) is not None:
+            self._socket_number = socket.fileno()
         self._can_be_plain = (
             self._server.plain_requests is not None and len(self.peer_host) == IPV4_HOST_BYTES
         )
@@ -359,7 +364,7 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         if header is None and not (code or remark or body):
             self.write(encode_success(request))
-        elif len(body) > JOINED_WRITE_BYTES_MAX:
+        elif len(body) > JOINED_BODY_BYTES_MAX:
             self.write_pieces(
                 encode_response_in_pieces(request, header, (body,), code=code, remark=remark)
             )
@@ -524,17 +529,49 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        if self._socket_number is not None and not self._has_unsent_bytes:
+            out = self._send_directly(self._socket_number, out)
+            if not out:
+                return
+        # What is kept is copied: views of large blocks of the log would keep the whole blocks.
+        out = [piece if type(piece) is bytes else bytes(piece) for piece in out]
         size = sum(map(len, out))
         if size > self._portion_bytes or self._is_write_paused or self._unsent:
             self._unsent.extend(out)
             self._unsent_bytes += size
             self._send_unsent()
-        elif len(out) == 1:
-            transport.write(out[0])
-        elif size <= JOINED_WRITE_BYTES_MAX:
-            transport.write(b"".join(out))
         else:
             transport.writelines(out)
+
+    @property
+    def _has_unsent_bytes(self) -> bool:
+        transport = self._transport
+        return bool(self._unsent) or (
+            transport is not None and transport.get_write_buffer_size() > 0
+        )
+
+    def _send_directly(self, socket_number: int, out: list[Body]) -> list[Body]:
+        """Write responses to the socket, past the transport. Return what did not fit.
+
+        Nothing may be unsent before.
+        """
+        try:
+            if len(out) == 1:
+                sent_bytes = os.write(socket_number, out[0])
+            elif len(out) <= WRITTEN_PIECES_MAX:
+                sent_bytes = os.writev(socket_number, out)
+            else:
+                sent_bytes = os.write(socket_number, b"".join(out))
+        except (BlockingIOError, InterruptedError):
+            sent_bytes = 0
+        except OSError:
+            self.abort()  # the client has closed or reset the connection
+            return []
+        for index, piece in enumerate(out):
+            if sent_bytes < len(piece):
+                return [memoryview(piece)[sent_bytes:], *out[index + 1 :]]
+            sent_bytes -= len(piece)
+        return []
 
     def _send_unsent(self) -> None:
         """Hand unsent responses to the transport in portions, until it asks for a pause."""
