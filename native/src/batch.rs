@@ -43,8 +43,8 @@ const CONNECTION_PULLS_MAX: usize = 64;
 const PULLS_MAX: usize = 512;
 /// Responses to pulls of one connection in one batch; then the Python path has a look at it.
 const PULLED_BYTES_MAX: usize = 1 << 20;
-/// The same of all connections. What comes behind has its share of time in the Python path: sixty
-/// connections with a MiB each made turns of 40 ms.
+/// The same of all connections. What comes behind has its share of time in the Python path: forty
+/// connections with a MiB each made turns of 50 ms, when records were copied.
 const BATCH_PULLED_BYTES_MAX: usize = 8 << 20;
 /// The bits of a sysFlag that a client sets: the body is compressed and how, several tags.
 const CLIENT_SYS_FLAGS: i32 = 0x703;

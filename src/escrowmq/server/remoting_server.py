@@ -76,7 +76,7 @@ TURN_S = 0.003
 # enough for one or two ordinary requests, so that a client which has no more is served at once.
 SHARE_MIN_S = 0.0001
 # How many connections are read in one turn among those that send more than a long chunk holds: each
-# has 256 KiB then, which have to be copied and looked at. Sixty of them made turns of 20 ms.
+# has 256 KiB then, which have to be copied and looked at. Forty of them made turns of 17 ms.
 LONG_CHUNKS_MAX = 4
 # How many connections are closed in one turn among those that their clients have closed. One takes
 # a tenth of a millisecond, and when a process ends all of its connections do.
