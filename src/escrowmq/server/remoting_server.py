@@ -15,11 +15,11 @@ for about one slice, whatever the others send.
 
 Memory is bounded. A connection that does not read its responses is not read from, and the requests
 that it has sent already are not handled, until it does. Responses wait here and are handed to the
-transport in portions: what is in the transport cannot be counted exactly, least of all with TLS,
-which encrypts everything at once. An incomplete request is dropped with its connection when it is
-older than the idle timeout, however steadily its bytes arrive; and when all incomplete requests
-together take too much memory, the oldest is dropped. All of this is counted in `ClientMemory`,
-beside what the handler keeps for a connection, and `MemoryWatermark` limits the total.
+transport in portions: what is in the transport cannot be taken back. An incomplete request is
+dropped with its connection when it is older than the idle timeout, however steadily its bytes
+arrive; and when all incomplete requests together take too much memory, the oldest is dropped. All
+of this is counted in `ClientMemory`, beside what the handler keeps for a connection, and
+`MemoryWatermark` limits the total.
 """
 
 from __future__ import annotations
