@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from escrowmq.config import ConsumeConfig
 from escrowmq.message.topic_config import TopicConfig
 from escrowmq.native import load_native
+from escrowmq.server.server_connection import ServerConnection
 from escrowmq.store.config_files import GroupConfig
+from tests.support.fake_transport import FakeTransport
 from tests.support.path_pair import CONNECTIONS, PathBroker, PathPair
 from tests.support.request_bytes import (
     SEND_V2,
@@ -324,5 +326,40 @@ def test_records_of_many_sizes_are_read_from_the_disk() -> None:
                 fields = {"queueId": str(queue_id), "queueOffset": str(offset), "topic": "T"}
                 run.pair.receive(0, run.pull(**fields, consumerGroup="readers", sysFlag="4"))
                 run.pair.end_turn()
+
+    asyncio.run(run())
+
+
+def test_the_pulls_of_one_turn_get_so_many_bytes_on_the_native_path_and_no_more() -> None:
+    """Each of many connections has its share, and all together would make a turn too long."""
+
+    async def run() -> None:
+        run = PullRun(5)
+        store = replace(run.pair.native.config.store, segment_bytes=2 << 20)
+        run.pair = PathPair(config=replace(run.pair.native.config, store=store))
+        path = run.pair.native
+        path.broker.groups.put(GroupConfig(group_name="readers"), now_ms=0)
+        body = b"x" * 8_000
+        for number in range(32):
+            send = request_bytes(SEND_V2, send_fields(e="0"), opaque=10**6 + number, body=body)
+            path.connections[0].data_received(send)
+        path.server.end_turn()
+        plain_requests = path.broker.native_requests
+        assert plain_requests is not None
+        fields = {"queueOffset": "0", "commitOffset": "0", "suspendTimeoutMillis": "0"}
+        pull = request_bytes(PULL, {**ALL_OF_QUEUE, **fields, "subVersion": "0"}, opaque=1)
+        transports = []
+        for port in range(50_000, 50_100):
+            connection, transport = ServerConnection(path.server), FakeTransport(port)
+            connection.connection_made(transport)
+            transports.append(transport)
+            connection.data_received(pull)
+        before = plain_requests.count
+        path.server.handle_chunks()
+        pulled_bytes = 32 * len(body)
+        assert 1 << 20 < (plain_requests.count - before) * pulled_bytes < 12 << 20
+        for _ in range(100):
+            path.server.end_turn()
+        assert all(sum(map(len, side.written)) > pulled_bytes // 2 for side in transports)
 
     asyncio.run(run())

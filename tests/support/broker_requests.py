@@ -67,6 +67,11 @@ class FakeChannel:
         fields = {} if header is None else encode_header(header)
         self._responses.append(Response(code, remark, fields, bytes(body)))
 
+    def respond_in_pieces(
+        self, request: Request[Any], header: Header, body: Sequence[Body]
+    ) -> None:
+        self.respond(request, header, body=b"".join(body))
+
     def respond_send(
         self,
         request: Request[Any],

@@ -99,6 +99,11 @@ class Channel(Peer, Protocol):
     ) -> None:
         """Respond to a request. Raise LocalProtocolError if a frame cannot hold the response."""
 
+    def respond_in_pieces(
+        self, request: Request[Any], header: Header, body: Sequence[Body]
+    ) -> None:
+        """Do the same with a long body that is in several pieces. They are not copied."""
+
     def respond_send(
         self,
         request: Request[Any],

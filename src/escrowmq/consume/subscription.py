@@ -43,7 +43,7 @@ SHORT_CHARS_MAX: Final = 512
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that an error repeats
 _SHORT_CACHE_SIZE: Final = 1_024
 _LONG_CACHE_SIZE: Final = 8
-_TAGS_PER_SLICE: Final = 256
+_TAGS_PER_SLICE: Final = 64
 
 # Estimates of what is kept, rounded up: of a subscription, of a tag with its hash, and of compiled
 # SQL92, with each character of its text. Measured on CPython 3.11 by

@@ -57,7 +57,6 @@ VALUE_LENGTH_MAX: Final = 65_536
 # a response: that of ordered topics is part of the response to every registration.
 KV_BYTES_MAX: Final = 4_000_000
 TOPICS_PER_SLICE: Final = 1_000  # of a list that is encoded
-SETTINGS_PER_SLICE: Final = 16  # of up to 65,536 characters: the largest slice took 0.7 ms
 
 # Brokers older than 3.0.11 send their topics without the wrapper around them.
 VERSION_WITH_TOPIC_WRAPPER: Final = 37
@@ -572,20 +571,24 @@ class KvConfig:
         )
 
 
-def encode_kv_config_in_slices(content: dict[str, Any]) -> SlicedResult[bytes]:
-    """Return what `KvConfig.dump` has returned as JSON; there may be megabytes of it."""
-    encoded = bytearray(b'{"configTable":{')
+def encode_kv_config_in_slices(content: dict[str, Any]) -> SlicedResult[list[bytes]]:
+    """Return what `KvConfig.dump` has returned as JSON, in pieces; there may be megabytes of it.
+
+    To join them takes as long as ten slices, so the caller does it in a thread.
+    """
+    encoded = [b'{"configTable":{']
     for number, (namespace, table) in enumerate(content["configTable"].items()):
-        encoded += b"," if number else b""
-        encoded += msgspec.json.encode(namespace) + b":{"
-        entries, separator = iter(table.items()), b""
-        while part := dict(itertools.islice(entries, SETTINGS_PER_SLICE)):
-            encoded += separator + msgspec.json.encode(part)[1:-1]  # without the braces
+        encoded.append(b"," if number else b"")
+        encoded.append(msgspec.json.encode(namespace) + b":{")
+        separator = b""
+        for key, value in table.items():
+            entry = msgspec.json.encode({key: value})[1:-1]  # without the braces
+            encoded.append(separator + entry)
             separator = b","
             yield
-        encoded += b"}"
-    encoded += b"}}"
-    return bytes(encoded)
+        encoded.append(b"}")
+    encoded.append(b"}}")
+    return encoded
 
 
 def _entry_bytes(namespace: str, key: str, value: str) -> int:

@@ -69,6 +69,22 @@ def encode_response(
     return encode_frame(request.serializer, header, body)
 
 
+def encode_response_in_pieces(
+    request: Request[Any],
+    fields: Header | None,
+    body: Sequence[Body],
+    *,
+    code: int = _SUCCESS,
+    remark: str = "",
+) -> list[Body]:
+    """Return the pieces to write, in order. Those of the body are not joined or copied."""
+    if request.head.flag & FLAG_ONEWAY:
+        return []
+    header = _encode_response_header(request, fields, code, remark)
+    prefix = frame_prefix(request.serializer, len(header), sum(map(len, body)))
+    return [prefix + header, *body]
+
+
 def encode_error(request: Request[Any], error: RequestRefused) -> bytes:
     """Return the response with the code and the remark of an error."""
     return encode_response(request, code=error.code, remark=error.remark)

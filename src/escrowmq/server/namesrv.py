@@ -123,14 +123,16 @@ class KvConfigFile:
         self._saving, self._waiting = self._waiting, []
         try:
             content = self.settings.dump()
-            text = yield from encode_kv_config_in_slices(content)
-            running = self._loop.run_in_executor(
-                self._thread, replace_file, self._disk, KV_CONFIG_PATH, text
-            )
+            pieces = yield from encode_kv_config_in_slices(content)
+            running = self._loop.run_in_executor(self._thread, self._write, pieces)
         except Exception as error:  # no memory, perhaps: nobody may wait for ever
             self._finish(error)
             return
         running.add_done_callback(lambda done: self._written(content, done))
+
+    def _write(self, pieces: list[bytes]) -> None:
+        # Long pieces of bytes are joined without the lock of the interpreter.
+        replace_file(self._disk, KV_CONFIG_PATH, b"".join(pieces))
 
     def _written(self, content: dict[str, Any], done: asyncio.Future[None]) -> None:
         error = done.exception()

@@ -1,7 +1,7 @@
 """One client connection of a port: requests in, responses out, within its share of a turn.
 
     data_received(chunk) → RemotingServer.handle_events() → RequestHandler.handle()
-    requests that exceed the share → wait for slices at the end of each turn
+    requests that exceed the share → wait for slices behind the responses of each turn
     respond…() → flush() at the end of the turn → transport, in portions
 
 The responses of a connection keep the order of its requests: while one of them waits, nothing more
@@ -34,6 +34,7 @@ from escrowmq.remoting.requests import Body, Request
 from escrowmq.remoting.responses import (
     encode_pull_response,
     encode_response,
+    encode_response_in_pieces,
     encode_success,
 )
 from escrowmq.sliced_work import SlicedWork
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from escrowmq.broker.dispatch import Channel
     from escrowmq.server.remoting_server import RemotingServer
 
+JOINED_BODY_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than two pieces
 WRITTEN_PIECES_MAX = 1024  # that one system call writes (IOV_MAX)
 # So much is handed to the transport at once, and the transport asks for a pause when it could not
 # send so much.
@@ -58,7 +60,7 @@ CONNECTION_BYTES = 8 * 1024
 # tests/e2e/broker/test_greedy_clients.py repeats all three measurements.
 TLS_CONNECTION_BYTES = 128 * 1024
 IPV4_HOST_BYTES = 8
-# A chunk as long as this means that more bytes wait in the socket. They are read in the next turn:
+# A chunk as long as this means that more bytes wait in the socket. They are read in a later turn:
 # the event loop would read up to 32 such chunks of one connection before it serves another one.
 LONG_CHUNK_BYTES = 128 * 1024
 PLAIN_FRAME_BYTES_MAX = 64 * 1024  # longer frames are not plain
@@ -102,6 +104,7 @@ class ServerConnection(asyncio.Protocol):
         self._suspended_events: Iterator[Event] | None = None
         self.turn_number = -1  # the turn to which the next two belong
         self.share_end_s = 0.0
+        self.exceeds_share = False  # it had more requests than its share when it was served last
         self.share_events = 0  # how many more of them fit into the share of this turn
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # incomplete request: bytes received so far, and its number
@@ -271,7 +274,7 @@ class ServerConnection(asyncio.Protocol):
             self._discard()
             self._server.update_unsent(self)
             return False
-        self.close()
+        self._server.close_after_turn(self)
         return True
 
     def _update_partial(self) -> None:
@@ -358,8 +361,17 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         if header is None and not (code or remark or body):
             self.write(encode_success(request))
+        elif len(body) > JOINED_BODY_BYTES_MAX:
+            self.write_pieces(
+                encode_response_in_pieces(request, header, (body,), code=code, remark=remark)
+            )
         else:
             self.write(encode_response(request, header, code=code, remark=remark, body=body))
+
+    def respond_in_pieces(
+        self, request: Request[Any], header: Header, body: Sequence[Body]
+    ) -> None:
+        self.write_pieces(encode_response_in_pieces(request, header, body))
 
     def respond_send(
         self,

@@ -101,6 +101,11 @@ class Endpoint:
     ) -> None:
         self.write(encode_response(request, header, code=code, remark=remark, body=body))
 
+    def respond_in_pieces(
+        self, request: Request[Any], header: Header, body: Sequence[Body]
+    ) -> None:
+        self.respond(request, header, body=b"".join(body))
+
     def respond_send(
         self,
         request: Request[Any],

@@ -18,16 +18,19 @@ from escrowmq.auth.validator import AccessValidator
 from escrowmq.broker.processors.pull import CLOSED_PER_SLICE
 from escrowmq.client_memory import ClientMemory
 from escrowmq.clock import ManualClock
+from escrowmq.config import Config
 from escrowmq.errors import StoreUnavailable
 from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.remoting import headers, headers_admin
 from escrowmq.remoting.bodies import HalfPositions, encode_body
 from escrowmq.remoting.codes import JSON, RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
+from escrowmq.store.store_reader import PIECE_BYTES
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import COMMIT
 from tests.support.broker_bench import BrokerBench
 from tests.support.broker_requests import FakeChannel, new_request, pull_request, send_request
+from tests.support.brokers import SETTINGS
 from tests.support.escrows import half_request
 from tests.support.signing import signature
 from tests.support.stores import NOW_MS, open_store
@@ -303,6 +306,25 @@ def test_the_history_shows_a_decision_that_is_made_between_two_slices() -> None:
     history = json.loads(shown.body)
     assert history["transaction"]["state"] == "committed"
     assert history["steps"][-1]["what"] == "committed"
+
+
+def test_long_messages_that_are_searched_by_key_are_read_in_pieces() -> None:
+    bench = BrokerBench(config=Config(store=SETTINGS), elapsed_s=slow_clock())
+    bodies = [bytes([number]) * (3 * PIECE_BYTES) for number in range(3)]
+    bench.turn(*(send_request("T", body, properties="KEYS\x01k\x02") for body in bodies))
+    bench.channel.responses()
+    fields = headers.QueryMessage(
+        topic="T", key="k", max_num=32, begin_timestamp=0, end_timestamp=1 << 62
+    )
+    work = bench.broker.handle(
+        bench.channel, new_request(RequestCode.QUERY_MESSAGE, fields), NOW_MS
+    )
+    assert work is not None
+    assert sum(1 for _ in work) >= 3 * len(bodies)
+    [response] = bench.turn()
+    assert response.body == b"".join(
+        bench.store.record_bytes(record) for record in reversed(list(bench.store.records()))
+    )
 
 
 def bench_with_colliding_retries() -> tuple[BrokerBench, Request[Any]]:

@@ -114,6 +114,17 @@ def test_a_pull_response_does_not_copy_its_body(serializer: int, remark: str) ->
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
+def test_a_response_in_pieces_equals_a_joined_one_and_copies_nothing(serializer: int) -> None:
+    request = send_request(serializer=serializer)
+    header = SendMessageResponse(msg_id="m", queue_id=1, queue_offset=2)
+    pieces: list[Body] = [b"first", memoryview(b"second")]
+    head, *sent_pieces = responses.encode_response_in_pieces(request, header, pieces, remark="r")
+    assert all(sent is piece for sent, piece in zip(sent_pieces, pieces, strict=True))
+    joined = b"".join((head, *sent_pieces))
+    assert joined == responses.encode_response(request, header, remark="r", body=b"firstsecond")
+
+
+@pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
 def test_the_success_template_equals_the_general_response(serializer: int) -> None:
     request = send_request(serializer=serializer)
     assert responses.encode_success(request) == responses.encode_response(request)

@@ -5,6 +5,7 @@ The clock moves only while a request is handled, so that a test counts requests 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from escrowmq.clock import ManualClock
@@ -13,6 +14,8 @@ from escrowmq.remoting.codes import JSON, RequestCode
 from escrowmq.remoting.frame import encode_frame
 from escrowmq.remoting.requests import Request
 from escrowmq.server.remoting_server import (
+    CLOSED_PER_TURN_MAX,
+    LONG_CHUNKS_MAX,
     REQUEST_HEADER_BYTES_MAX,
     SHARE_EVENTS_MAX,
     PlainRequestHandler,
@@ -32,6 +35,7 @@ class CostlyHandler:
         self.cost_ms: dict[str, int] = {}
         self.slices: dict[str, int] = {}
         self.fails_for: set[str] = set()
+        self.on_slice: Callable[[], None] = lambda: None
 
     def handle(
         self, connection: ServerConnection, request: Request[Any], now_ms: int
@@ -47,6 +51,7 @@ class CostlyHandler:
     def _handle_in_slices(self, connection: ServerConnection, request: Request[Any]) -> SlicedWork:
         for _ in range(self.slices[connection.address]):
             self._clock.advance(ms=1)
+            self.on_slice()
             yield
         self._finish(connection, request)
 
@@ -211,6 +216,35 @@ async def test_the_end_of_a_connection_does_not_lengthen_the_turn_of_the_others(
     assert bench.clock.elapsed_s() - began_s < 0.008
 
 
+async def test_connections_that_end_together_are_closed_in_turn_behind_their_responses() -> None:
+    bench = FairBench(plain_requests=NothingIsPlain())
+    transports = []
+    for port in range(1, 3 * CLOSED_PER_TURN_MAX + 1):
+        connection, transport = bench.connect(port)
+        transports.append(transport)
+        connection.data_received(bench.requests(1))
+        assert connection.eof_received()
+    closed = []
+    for _ in range(3):
+        bench.server.end_turn()
+        closed.append(sum(transport.is_closing() for transport in transports))
+    assert closed == [CLOSED_PER_TURN_MAX * turn for turn in (1, 2, 3)]
+    assert all(b"".join(transport.written) for transport in transports)
+
+
+async def test_requests_of_a_connection_that_exceeded_its_share_leave_time_for_others() -> None:
+    bench = FairBench()
+    greedy = [bench.connect(port)[0] for port in range(1, 11)]
+    for connection in greedy:
+        bench.handler.cost_ms[connection.address] = 1
+        connection.exceeds_share = True
+        connection.data_received(bench.requests(1))
+    assert len(bench.handler.handled) == 2  # of four that fit into a turn
+    other, _ = bench.connect(99)
+    other.data_received(bench.requests(1))
+    assert bench.count(other) == 1
+
+
 async def test_a_connection_with_a_long_chunk_is_read_again_in_the_next_turn() -> None:
     bench = FairBench(plain_requests=NothingIsPlain())
     greedy, transport = bench.connect(1)
@@ -219,6 +253,23 @@ async def test_a_connection_with_a_long_chunk_is_read_again_in_the_next_turn() -
     assert not transport.is_reading()
     bench.server.end_turn()
     assert transport.is_reading()
+
+
+async def test_connections_with_long_chunks_are_read_in_turn_and_not_all_in_one_turn() -> None:
+    bench = FairBench(plain_requests=NothingIsPlain())
+    frame = (LONG_CHUNK_BYTES * 100).to_bytes(4, "big") + (100).to_bytes(4, "big")
+    connections = [bench.connect(port) for port in range(1, 4 * LONG_CHUNKS_MAX + 1)]
+    for connection, _ in connections:
+        connection.data_received(frame + bytes(LONG_CHUNK_BYTES))
+    chunks = [0] * len(connections)
+    for _ in range(12):
+        bench.server.end_turn()
+        readable = [index for index, (_, side) in enumerate(connections) if side.is_reading()]
+        assert len(readable) == LONG_CHUNKS_MAX
+        for index in readable:
+            chunks[index] += 1
+            connections[index][0].data_received(bytes(LONG_CHUNK_BYTES))
+    assert set(chunks) == {3}
 
 
 async def test_a_request_in_slices_delays_only_the_requests_behind_it() -> None:
@@ -238,6 +289,21 @@ async def test_a_request_in_slices_delays_only_the_requests_behind_it() -> None:
         1,
         2,
     ]
+
+
+async def test_a_response_leaves_before_others_have_their_slices() -> None:
+    bench = FairBench()
+    slow, _ = bench.connect(1)
+    other, other_transport = bench.connect(2)
+    bench.handler.slices[slow.address] = 50
+    slow.data_received(bench.requests(1))
+    bench.server.end_turn()
+    other.data_received(bench.requests(1))
+    written_during_slices: list[int] = []
+    bench.handler.on_slice = lambda: written_during_slices.append(len(other_transport.written))
+    bench.server.end_turn()
+    assert written_during_slices
+    assert set(written_during_slices) == {1}
 
 
 async def test_a_request_in_slices_is_dropped_when_its_connection_closes() -> None:

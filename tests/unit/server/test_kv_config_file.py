@@ -143,7 +143,8 @@ def test_settings_are_encoded_in_slices_as_they_are_at_once(counts: tuple[int, .
         for key in range(count):
             settings.put(f'n"{namespace}', f"k\n{key}", "välue")
     content = settings.dump()
-    assert run_to_end(encode_kv_config_in_slices(content)) == msgspec.json.encode(content)
+    encoded = b"".join(run_to_end(encode_kv_config_in_slices(content)))
+    assert encoded == msgspec.json.encode(content)
 
 
 # --- requests ------------------------------------------------------------------------------------

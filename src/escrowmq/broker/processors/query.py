@@ -23,7 +23,7 @@ from escrowmq.remoting.headers import (
     UpdateConsumerOffset,
     ViewMessage,
 )
-from escrowmq.remoting.requests import Request
+from escrowmq.remoting.requests import Body, Request
 from escrowmq.sliced_work import SlicedWork
 from escrowmq.store.store import MessageStore
 
@@ -151,8 +151,12 @@ class QueryProcessor:
         )
         with Reservation(self._memory, channel, MemoryUse.RESULTS) as result:
             result.add(sum(record.size for record in records[:fitting]))
-            body = b"".join(self._store.record_bytes(record) for record in records[:fitting])
-            channel.respond(request, header, body=body)
+            pieces: list[Body] = []
+            for record in records[:fitting]:
+                for piece in self._store.record_pieces(record):
+                    pieces.append(piece)
+                    yield
+            channel.respond_in_pieces(request, header, pieces)
 
     def view_by_id(self, channel: Channel, request: Request[ViewMessage], now_ms: int) -> None:
         record = self._store.record_at(LogOffset(request.head.fields.offset))
