@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from bench.broker import QUEUES
+from bench.cpu_time import cpu_s
 from bench.generator import Load, LoadFailed, run
 from bench.samples import NOW_MS, directory, open_store, sample
 from bench.servers import EscrowMQ, client, first_send_s
@@ -71,40 +72,49 @@ def open_and_report(path: Path) -> None:
     store.abandon()
 
 
-def kill_and_start(path: Path, total_bytes: int, load: Load) -> None:
-    """Load a broker until its log is long enough, kill it, and report how long a start takes."""
+def start_broker(path: Path, total_bytes: int, load: Load) -> None:
+    """Report how long a broker takes to start that was killed under this load."""
     server = EscrowMQ(path, {})
     server.start()
     try:
         with client(server) as admin:
             admin.create_topic(load.topic, queues=QUEUES)
-            loading = threading.Thread(target=_load_until_killed, args=(server, load))
-            loading.start()
-            while _log_end(admin) < total_bytes:
-                if not loading.is_alive():
-                    raise RuntimeError("the generator ended before the log was long enough")
-                time.sleep(POLL_S)
-        server.kill()
-        loading.join()
+        load_and_kill(server, load, total_bytes)
         took_s = first_send_s(server)
+        used_s = cpu_s(*server.pids)
         with client(server) as admin:
-            log_gib = _log_end(admin) / (1 << 30)
+            log_gib = log_end(admin) / (1 << 30)
     finally:
         server.kill()
     sys.stdout.write(
         f"broker, {load.mode} of {load.body_bytes} bytes: log {log_gib:.2f} GiB, "
-        f"first message accepted after {took_s:.2f} s\n"
+        f"first message accepted after {took_s:.2f} s (processor time {used_s:.2f} s)\n"
     )
+
+
+def load_and_kill(server: EscrowMQ, load: Load, end: int) -> None:
+    """Load a broker until its log has reached this offset, and kill it."""
+    loading = threading.Thread(target=_load_until_killed, args=(server, load))
+    loading.start()
+    try:
+        with client(server) as admin:
+            while log_end(admin) < end:
+                if not loading.is_alive():
+                    raise RuntimeError("the generator ended before the log was long enough")
+                time.sleep(POLL_S)
+    finally:
+        server.kill()
+        loading.join()
+
+
+def log_end(admin: Client) -> int:
+    body = admin.expect(RequestCode.GET_BROKER_RUNTIME_INFO).body
+    return int(msgspec.json.decode(body, type=RuntimeTable).table["commitLogMaxOffset"])
 
 
 def _load_until_killed(server: EscrowMQ, load: Load) -> None:
     with contextlib.suppress(LoadFailed):  # the generator fails when the broker is killed
         run(load, server.ports, server.pids)
-
-
-def _log_end(admin: Client) -> int:
-    body = admin.expect(RequestCode.GET_BROKER_RUNTIME_INFO).body
-    return int(msgspec.json.decode(body, type=RuntimeTable).table["commitLogMaxOffset"])
 
 
 def main() -> None:
@@ -115,7 +125,7 @@ def main() -> None:
             _run("load", store, str(total_bytes), str(body_bytes))
             _run("open", store)
         for load in LOADS:
-            kill_and_start(path / f"broker-{load.mode}-{load.body_bytes}", total_bytes, load)
+            start_broker(path / f"broker-{load.mode}-{load.body_bytes}", total_bytes, load)
 
 
 def _run(*arguments: str) -> None:
