@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,12 +34,13 @@ from escrowmq.server.tasks import CHECKPOINT_BACKLOG_BYTES
 from tests.interop.remoting import Client
 
 BATCH = 64  # messages per turn
-ENDLESS_S = 600.0  # longer than the load takes: the kill ends it
+ENDLESS_S = 3600.0  # longer than the load takes, also on a busy machine: the kill ends it
 LOADS = tuple(
     Load(mode, connections=64, seconds=ENDLESS_S, warm_up_s=0, body_bytes=body_bytes)
     for mode, body_bytes in (("send", 100), ("send", 1024), ("tx", 1024))
 )
 POLL_S = 0.01
+RECORDS_READ = re.compile(r"records_read=(\d+)")  # in the log of a start
 
 
 def load_and_die(path: Path, total_bytes: int, body_bytes: int) -> None:
@@ -84,11 +86,13 @@ def start_broker(path: Path, total_bytes: int, load: Load) -> None:
         used_s = cpu_s(*server.pids)
         with client(server) as admin:
             log_gib = log_end(admin) / (1 << 30)
+        read = int(RECORDS_READ.findall((path / "serve.out").read_text())[-1])
     finally:
         server.kill()
     sys.stdout.write(
         f"broker, {load.mode} of {load.body_bytes} bytes: log {log_gib:.2f} GiB, "
-        f"first message accepted after {took_s:.2f} s (processor time {used_s:.2f} s)\n"
+        f"{read:,} records behind the checkpoint, first message accepted after {took_s:.2f} s "
+        f"(processor time {used_s:.2f} s)\n"
     )
 
 
