@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.cpu_time import cpu_s
 from bench.generator import Load
-from bench.restart import ENDLESS_S, load_and_kill, log_end
+from bench.restart import ENDLESS_S, load_and_kill, log_end, records_read
 from bench.samples import NOW_MS, directory
 from bench.servers import EscrowMQ, client, first_send_s, lay_topics
 from bench.store_open import anonymous_bytes
@@ -134,7 +134,8 @@ def report_start(server: EscrowMQ, queues: int, what: str) -> None:
     took_s = first_send_s(server)
     print(
         f"broker with {queues} queues, first message accepted after {what}: {took_s:.2f} s "
-        f"(processor time {cpu_s(*server.pids):.2f} s)"
+        f"(processor time {cpu_s(*server.pids):.2f} s), "
+        f"{records_read(server):,} records behind the checkpoint"
     )
 
 

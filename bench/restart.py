@@ -86,7 +86,7 @@ def start_broker(path: Path, total_bytes: int, load: Load) -> None:
         used_s = cpu_s(*server.pids)
         with client(server) as admin:
             log_gib = log_end(admin) / (1 << 30)
-        read = int(RECORDS_READ.findall((path / "serve.out").read_text())[-1])
+        read = records_read(server)
     finally:
         server.kill()
     sys.stdout.write(
@@ -109,6 +109,11 @@ def load_and_kill(server: EscrowMQ, load: Load, end: int) -> None:
     finally:
         server.kill()
         loading.join()
+
+
+def records_read(server: EscrowMQ) -> int:
+    """Return how many records behind the checkpoint the last start has read."""
+    return int(RECORDS_READ.findall((server.directory / "serve.out").read_text())[-1])
 
 
 def log_end(admin: Client) -> int:
