@@ -23,11 +23,12 @@ use crate::half::{Half, HalfTable, HalfTotals, Name};
 use crate::header::{self, EndHeader, Head, PlainHeader, PullHeader, SendHeader, SignedFields};
 use crate::java_hash;
 use crate::key_index::KeyBlock;
-use crate::log_tail::{Append, LogBytes, LogTail};
+use crate::log_tail::LogTail;
 use crate::properties::{self, ITEM_END, PlainProperties};
 use crate::pull::{Deliveries, PullReader};
 use crate::record::{self, BLANK_BYTES, Fields, Parts};
 use crate::response::{Position, ResponseEncoder, number};
+use crate::shared_bytes::{Piece, SharedBytes, shared_view};
 
 const PREFIX_BYTES: usize = 8;
 /// A longer frame is not plain. So a connection never keeps more than this of an incomplete one.
@@ -192,7 +193,7 @@ impl PlainRequests {
 
     /// Remember bytes that Python has appended to the log. Halves in them can be committed here.
     fn remember_append(&mut self, py: Python<'_>, log_offset: i64, data: Py<PyBytes>) {
-        self.tail.push(py, log_offset, Append::Python(data));
+        self.tail.push(py, log_offset, SharedBytes::Python(data));
     }
 
     /// Read the plain requests of chunks: tuples of connection, host, incomplete frame, chunk.
@@ -369,20 +370,18 @@ impl PlainRequests {
         if self.grants.is_some() || !batch.accepts_pull(connection) {
             return false;
         }
-        let mut response = Vec::new();
         let deliveries = &mut batch.deliveries;
-        let answered = self
-            .pulls
-            .answer(py, &self.tail, head, pull, &mut response, deliveries);
-        // Whatever went wrong, the Python path answers.
-        let is_plain = answered.unwrap_or_else(|error| {
-            batch.pull_errors.push(error);
-            false
-        });
-        if is_plain {
-            batch.add_pull_response(connection, response);
+        match self.pulls.answer(py, &self.tail, head, pull, deliveries) {
+            Ok(Some(response)) => {
+                batch.add_pull_response(connection, response);
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                batch.pull_errors.push(error); // the Python path answers
+                false
+            }
         }
-        is_plain
     }
 
     /// Return whether a request is known to be allowed, and note the account of its connection.
@@ -798,8 +797,9 @@ pub struct Batch {
     hashes: Vec<u32>, // of keys, in the order of the records
     leftovers: Vec<(usize, Vec<u8>, bool)>,
     allows_pulls: bool,
-    pull_responses: Vec<(usize, Arc<Vec<u8>>)>, // with the numbers of chunks
-    connection_pulls: usize,                    // of the last of these chunks
+    pull_responses: Vec<(usize, Vec<Piece>)>, // with the numbers of chunks
+    pull_count: usize,
+    connection_pulls: usize, // of the last of these chunks
     connection_pulled_bytes: usize,
     deliveries: Deliveries,
     pull_errors: Vec<PyErr>,
@@ -828,6 +828,7 @@ impl Batch {
             leftovers: Vec::new(),
             allows_pulls: false,
             pull_responses: Vec::new(),
+            pull_count: 0,
             connection_pulls: 0,
             connection_pulled_bytes: 0,
             deliveries: Deliveries::new(),
@@ -871,20 +872,23 @@ impl Batch {
             .is_some_and(|request| request.chunk == connection.index);
         self.allows_pulls
             && !is_behind_others
-            && self.pull_responses.len() < PULLS_MAX
+            && self.pull_count < PULLS_MAX
             && (is_first
                 || (self.connection_pulls < CONNECTION_PULLS_MAX
                     && self.connection_pulled_bytes < PULLED_BYTES_MAX))
     }
 
-    fn add_pull_response(&mut self, connection: &Connection<'_>, response: Vec<u8>) {
+    fn add_pull_response(&mut self, connection: &Connection<'_>, response: Vec<Piece>) {
         if !self.has_pulls_of(connection) {
             (self.connection_pulls, self.connection_pulled_bytes) = (0, 0);
+            self.pull_responses.push((connection.index, Vec::new()));
         }
+        self.pull_count += 1;
         self.connection_pulls += 1;
-        self.connection_pulled_bytes += response.len();
-        self.pull_responses
-            .push((connection.index, Arc::new(response)));
+        self.connection_pulled_bytes += response.iter().map(Piece::len).sum::<usize>();
+        if let Some((_, pieces)) = self.pull_responses.last_mut() {
+            pieces.extend(response);
+        }
     }
 
     /// Copy body and properties. The properties get a separator at the end, and `added`.
@@ -1197,14 +1201,14 @@ impl Batch {
             .collect()
     }
 
-    /// The responses to pulls: number of the chunk, and bytes.
-    fn pull_responses<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<Vec<(usize, Bound<'py, PyMemoryView>)>> {
+    /// The responses to pulls: number of the chunk, and pieces of bytes.
+    fn pull_responses<'py>(&self, py: Python<'py>) -> PyResult<Vec<PullResponses<'py>>> {
         let responses = self.pull_responses.iter();
         responses
-            .map(|(chunk, bytes)| Ok((*chunk, shared_view(py, bytes)?)))
+            .map(|(chunk, pieces)| {
+                let views: PyResult<_> = pieces.iter().map(|piece| piece.view(py)).collect();
+                Ok((*chunk, views?))
+            })
             .collect()
     }
 
@@ -1326,7 +1330,9 @@ impl Batch {
     fn apply(&mut self, py: Python<'_>) -> PyResult<Applied> {
         let mut owner = self.owner.borrow_mut(py);
         for (begin, bytes) in &self.pieces {
-            owner.tail.push(py, *begin, Append::Native(bytes.clone()));
+            owner
+                .tail
+                .push(py, *begin, SharedBytes::Native(bytes.clone()));
         }
         let table = owner.table.clone_ref(py);
         let mut table = table.borrow_mut(py);
@@ -1454,11 +1460,7 @@ impl Batch {
     }
 }
 
-/// Return bytes for Python, not copied.
-fn shared_view<'py>(py: Python<'py>, bytes: &Arc<Vec<u8>>) -> PyResult<Bound<'py, PyMemoryView>> {
-    let bytes = bytes.clone();
-    PyMemoryView::from(Bound::new(py, LogBytes { bytes })?.as_any())
-}
+type PullResponses<'py> = (usize, Vec<Bound<'py, PyMemoryView>>);
 
 type RequestOutcome<'py> = (
     usize,

@@ -13,6 +13,7 @@ mod pull;
 mod record;
 mod response;
 mod restore;
+mod shared_bytes;
 
 use pyo3::prelude::*;
 
@@ -32,5 +33,5 @@ pub mod escrowmq_native {
     #[pymodule_export]
     use crate::log_check::records_are_right;
     #[pymodule_export]
-    use crate::log_tail::LogBytes;
+    use crate::shared_bytes::PieceBuffer;
 }

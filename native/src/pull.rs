@@ -5,11 +5,14 @@
 //! until something changes that it depends on; then all plans are dropped. A pull that has no plan,
 //! or finds nothing, or finds a damaged record, is not plain.
 //!
-//! Records are copied from the tail of the log or from blocks that Python reads. What was read from
-//! the disk is checked before it is sent, as store/log_reads.py does.
+//! Records come from the tail of the log or from blocks that Python reads. What was read from the
+//! disk is checked before it is sent, as store/log_reads.py does; checked blocks are kept for a
+//! while, because the next consumer often follows. Neighbouring records are not copied: a response
+//! consists of pieces, and long ones are parts of an append or a block.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::BuildHasher;
+use std::ops::Range;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use pyo3::prelude::*;
@@ -19,16 +22,23 @@ use crate::header::{Head, PullHeader};
 use crate::log_check::RecordCheck;
 use crate::log_tail::LogTail;
 use crate::response;
+use crate::shared_bytes::{Piece, SharedBytes};
 
 const ENTRY_BYTES: usize = 20;
 /// The size in the entry of a message that does not exist any more.
 const BLANK_SIZE: u32 = 0x7FFF_FFFF;
 /// Entries that are fetched at once: four pulls of 32 messages.
-const WINDOW_ENTRIES: usize = 128;
+const WINDOW_ENTRIES: i64 = 128;
+const WINDOWS_MAX: usize = 1024;
 /// Clients choose the names in a plan.
 const PLANS_MAX: usize = 4096;
-const BLOCKS_BYTES_MAX: usize = 16 << 20;
-const BLOCKS_MAX: usize = 256;
+/// Consumers of one topic that are less than this apart read and check its messages only once.
+const BLOCKS_BYTES_MAX: usize = 64 << 20;
+const BLOCKS_MAX: usize = 1024;
+/// Blocks of scattered records may overlap. So many that begin before a record are looked at.
+const OVERLAPPING_BLOCKS_MAX: usize = 4;
+/// To copy less than this takes less time than another piece.
+const PIECE_BYTES_MIN: usize = 4 << 10;
 /// Records of a queue lie between those of others. To read a gap takes less time than another read.
 const GAP_BYTES_MAX: i64 = 16 << 10;
 const READ_BYTES_MAX: i64 = 512 << 10;
@@ -64,9 +74,6 @@ struct Plan {
     sub_version: i64,
     max_bytes: Option<i32>,
     fields: PlanFields,
-    // Entries that were fetched before.
-    window_offset: i64,
-    window: Vec<u8>,
 }
 
 struct Names {
@@ -98,36 +105,91 @@ impl Plan {
         let codes = self.fields.tags_codes.as_ref();
         entry.size != BLANK_SIZE && codes.is_none_or(|codes| codes.contains(&entry.tags_code))
     }
+}
 
-    /// Return an entry, from the window or from Python.
-    fn entry(&mut self, py: Python<'_>, queue_offset: i64, end: i64) -> PyResult<Option<Entry>> {
-        if let Some(entry) = self.entry_in_window(queue_offset) {
-            return Ok(Some(entry));
+/// Entries of queues that were fetched before, in windows of neighbours.
+#[derive(Default)]
+struct Windows {
+    windows: HashMap<(usize, i64), Window>, // by address of the queue, and number of the window
+}
+
+struct Window {
+    first_offset: i64,
+    entries: Vec<u8>,
+    has_blank: bool,
+}
+
+impl Window {
+    fn new(first_offset: i64, entries: Vec<u8>) -> Window {
+        let (chunks, _) = entries.as_chunks::<ENTRY_BYTES>();
+        let has_blank = chunks
+            .iter()
+            .any(|entry| entry[8..12] == BLANK_SIZE.to_be_bytes());
+        Window {
+            first_offset,
+            entries,
+            has_blank,
         }
-        let count = WINDOW_ENTRIES.min((end - queue_offset).max(0) as usize);
-        let entries = self
-            .fields
+    }
+
+    fn entries_from(&self, queue_offset: i64) -> &[u8] {
+        let index = usize::try_from(queue_offset - self.first_offset).unwrap_or(usize::MAX);
+        let begin = index.saturating_mul(ENTRY_BYTES);
+        self.entries.get(begin..).unwrap_or_default()
+    }
+}
+
+impl Windows {
+    /// Return entries from a queue offset on: at least one, unless the queue has none there. The
+    /// queue must live as long as these windows.
+    fn entries(
+        &mut self,
+        py: Python<'_>,
+        fields: &PlanFields,
+        queue_offset: i64,
+        end: i64,
+    ) -> PyResult<&[u8]> {
+        let number = queue_offset / WINDOW_ENTRIES;
+        let key = (fields.queue.as_ptr() as usize, number);
+        // The entry of a message that could not be read for a while may come back.
+        let is_known = self.windows.get(&key).is_some_and(|window| {
+            !window.has_blank && !window.entries_from(queue_offset).is_empty()
+        });
+        if !is_known {
+            if self.windows.len() >= WINDOWS_MAX {
+                self.windows.clear();
+            }
+            let window = fetch_window(py, fields, number, queue_offset, end)?;
+            self.windows.insert(key, window);
+        }
+        let window = self.windows.get(&key);
+        Ok(window.map_or(&[], |window| window.entries_from(queue_offset)))
+    }
+}
+
+fn fetch_window(
+    py: Python<'_>,
+    fields: &PlanFields,
+    number: i64,
+    queue_offset: i64,
+    end: i64,
+) -> PyResult<Window> {
+    let first_offset = fields.min_offset.max(number * WINDOW_ENTRIES);
+    let last_offset = end.min((number + 1) * WINDOW_ENTRIES);
+    let fetch = |first_offset: i64| -> PyResult<Window> {
+        let entries = fields
             .queue
             .bind(py)
-            .call_method1("copy_entries", (queue_offset, count))?;
-        self.window.clear();
-        self.window
-            .extend_from_slice(entries.cast_into::<PyBytes>()?.as_bytes());
-        self.window_offset = queue_offset;
-        Ok(self.entry_in_window(queue_offset))
+            .call_method1("copy_entries", (first_offset, last_offset - first_offset))?;
+        let entries = entries.cast_into::<PyBytes>()?.as_bytes().to_vec();
+        Ok(Window::new(first_offset, entries))
+    };
+    let window = fetch(first_offset)?;
+    // Python may return fewer than were wanted.
+    if window.entries_from(queue_offset).is_empty() {
+        return fetch(queue_offset);
     }
-
-    fn entry_in_window(&self, queue_offset: i64) -> Option<Entry> {
-        let index = usize::try_from(queue_offset - self.window_offset).ok()?;
-        let begin = index.checked_mul(ENTRY_BYTES)?;
-        let bytes = self.window.get(begin..begin.checked_add(ENTRY_BYTES)?)?;
-        Some(Entry {
-            log_offset: i64::from_be_bytes(bytes[..8].try_into().ok()?),
-            size: u32::from_be_bytes(bytes[8..12].try_into().ok()?),
-            tags_code: i64::from_be_bytes(bytes[12..].try_into().ok()?),
-            queue_offset,
-        })
-    }
+    Ok(window)
 }
 
 /// Where a message of a queue is in the log.
@@ -140,6 +202,17 @@ struct Entry {
 }
 
 impl Entry {
+    fn new(bytes: &[u8; ENTRY_BYTES], queue_offset: i64) -> Entry {
+        let (log_offset, rest) = bytes.split_at(8);
+        let (size, tags_code) = rest.split_at(4);
+        Entry {
+            log_offset: i64::from_be_bytes(log_offset.try_into().unwrap_or_default()),
+            size: u32::from_be_bytes(size.try_into().unwrap_or_default()),
+            tags_code: i64::from_be_bytes(tags_code.try_into().unwrap_or_default()),
+            queue_offset,
+        }
+    }
+
     fn end(&self) -> i64 {
         self.log_offset + i64::from(self.size)
     }
@@ -149,17 +222,21 @@ impl Entry {
 struct Block {
     begin: i64, // log offsets
     end: i64,
-    bytes: Py<PyBytes>,
+    bytes: SharedBytes,
     checked: Vec<u64>, // bits of the slots in which a record begins whose checksum is right
 }
 
 impl Block {
+    fn size(&self) -> usize {
+        (self.end - self.begin) as usize
+    }
+
     /// Return whether a record is right. Its checksum is computed only once.
     fn is_right(&mut self, py: Python<'_>, check: &RecordCheck<'_>, entry: &Entry) -> bool {
         let position = (entry.log_offset - self.begin) as usize;
         let slot = position / SLOT_BYTES;
         let (word, bit) = (slot / 64, 1 << (slot % 64));
-        let record = &self.bytes.as_bytes(py)[position..position + entry.size as usize];
+        let record = &self.bytes.bytes(py)[position..position + entry.size as usize];
         let is_checked = self.checked[word] & bit != 0;
         let is_right = check.is_right(record, entry.log_offset, entry.queue_offset, is_checked);
         if is_right {
@@ -177,8 +254,8 @@ pub struct PullReader {
     plans: HashTable<Plan>,
     hasher: DefaultHashBuilder,
     version: (i64, i64),
-    blocks: VecDeque<Block>,
-    blocks_bytes: usize,
+    blocks: Blocks,
+    windows: Windows,
     entries: Vec<Entry>, // of the pull that is being read
 }
 
@@ -195,8 +272,8 @@ impl PullReader {
             plans: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
             version: (0, 0),
-            blocks: VecDeque::new(),
-            blocks_bytes: 0,
+            blocks: Blocks::default(),
+            windows: Windows::default(),
             entries: Vec::new(),
         }
     }
@@ -211,29 +288,28 @@ impl PullReader {
 
     pub fn clear(&mut self) {
         self.plans.clear();
-        self.blocks.clear();
-        self.blocks_bytes = 0;
+        self.windows = Windows::default(); // before their queues may be gone
+        self.blocks = Blocks::default();
     }
 
-    /// Append the response to a pull. Return false if it is not plain; nothing is changed then.
+    /// Return the response to a pull; None if it is not plain, and then nothing is changed.
     pub fn answer(
         &mut self,
         py: Python<'_>,
         tail: &LogTail,
         head: Head,
         header: &PullHeader<'_>,
-        out: &mut Vec<u8>,
         deliveries: &mut Deliveries,
-    ) -> PyResult<bool> {
+    ) -> PyResult<Option<Vec<Piece>>> {
         let hash = self
             .hasher
             .hash_one((header.group, header.topic, header.queue_id));
         let is_same = |plan: &Plan| plan.is_for(head.code, header);
         if self.plans.find(hash, is_same).is_none() && !self.add_plan(py, hash, head, header)? {
-            return Ok(false);
+            return Ok(None);
         }
-        let Some(plan) = self.plans.find_mut(hash, is_same) else {
-            return Ok(false);
+        let Some(plan) = self.plans.find(hash, is_same) else {
+            return Ok(None);
         };
         let max_offset: i64 = plan
             .fields
@@ -242,49 +318,58 @@ impl PullReader {
             .getattr("visible_end")?
             .extract()?;
         if !(plan.fields.min_offset..max_offset).contains(&header.queue_offset) {
-            return Ok(false);
+            return Ok(None);
         }
         self.entries.clear();
-        let next_offset = select(py, plan, header.queue_offset, max_offset, &mut self.entries)?;
+        let next_offset = select(
+            py,
+            plan,
+            &mut self.windows,
+            header.queue_offset,
+            max_offset,
+            &mut self.entries,
+        )?;
         if self.entries.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
-        let begin = out.len();
         let offsets = response::PullOffsets {
             next: next_offset,
             min: plan.fields.min_offset,
             max: max_offset,
         };
         let body_bytes: usize = self.entries.iter().map(|entry| entry.size as usize).sum();
-        out.reserve_exact(HEADER_BYTES_MAX + body_bytes);
         let sys_flags = (plan.fields.topic_sys_flag, plan.fields.group_sys_flag);
-        response::pull(out, head.opaque, offsets, sys_flags, body_bytes);
-        let mut blocks = Blocks {
-            read_log: &self.read_log,
+        let mut response = Response::default();
+        response.copied.reserve(HEADER_BYTES_MAX);
+        response::pull(
+            &mut response.copied,
+            head.opaque,
+            offsets,
+            sys_flags,
+            body_bytes,
+        );
+        let records = RecordSource {
+            tail,
             blocks: &mut self.blocks,
-            bytes: &mut self.blocks_bytes,
+            read_log: &self.read_log,
         };
-        let is_copied = blocks.copy(py, tail, plan, &self.entries, out);
-        if !matches!(is_copied, Ok(true)) {
+        let is_complete = records.add_records(py, plan, &self.entries, &mut response);
+        if !matches!(is_complete, Ok(true)) {
             // Perhaps the entries were not right. Python fetches them again.
-            plan.window.clear();
-            out.truncate(begin);
-            return is_copied;
+            self.windows = Windows::default();
+            return is_complete.map(|_| None);
         }
         if plan.sys_flag & FLAG_COMMIT_OFFSET != 0 {
             let (topic, group) = (plan.topic.clone_ref(py), plan.group.clone_ref(py));
             let arguments = (topic, group, plan.queue_id, header.commit_offset);
-            if let Err(error) = self.commit_offset.bind(py).call1(arguments) {
-                out.truncate(begin);
-                return Err(error);
-            }
+            self.commit_offset.bind(py).call1(arguments)?;
         }
         let key = (head.code, header.topic.into(), header.group.into());
         let (pulls, messages, bytes) = deliveries.entry(key).or_default();
         *pulls += 1;
         *messages += self.entries.len() as u64;
         *bytes += body_bytes as u64;
-        Ok(true)
+        Ok(Some(response.into_pieces()))
     }
 
     /// Ask Python for the plan of a pull. Return whether there is one.
@@ -317,6 +402,7 @@ impl PullReader {
             return Ok(false);
         };
         if self.plans.len() >= PLANS_MAX {
+            self.windows = Windows::default();
             self.plans.clear();
         }
         let plan = Plan {
@@ -335,8 +421,6 @@ impl PullReader {
             sub_version: header.sub_version,
             max_bytes: header.max_bytes,
             fields,
-            window_offset: 0,
-            window: Vec::new(),
         };
         let hasher = &self.hasher;
         self.plans
@@ -349,7 +433,8 @@ impl PullReader {
 /// last entry that was looked at.
 fn select(
     py: Python<'_>,
-    plan: &mut Plan,
+    plan: &Plan,
+    windows: &mut Windows,
     first_offset: i64,
     end: i64,
     selected: &mut Vec<Entry>,
@@ -358,82 +443,150 @@ fn select(
     let mut bytes = 0;
     let last = end.min(first_offset.saturating_add(plan.fields.scan_max as i64));
     while offset < last {
-        let Some(entry) = plan.entry(py, offset, end)? else {
+        let (entries, _) = windows
+            .entries(py, &plan.fields, offset, end)?
+            .as_chunks::<ENTRY_BYTES>();
+        if entries.is_empty() {
             break;
-        };
-        if plan.is_wanted(&entry) {
-            bytes += entry.size as usize;
-            // The byte limit does not apply to the first record.
-            if bytes > plan.fields.bytes_max && !selected.is_empty() {
-                break;
-            }
-            selected.push(entry);
         }
-        offset += 1;
-        if selected.len() == plan.fields.count_max || bytes > plan.fields.bytes_max {
-            break;
+        for entry in entries.iter().take((last - offset) as usize) {
+            let entry = Entry::new(entry, offset);
+            if plan.is_wanted(&entry) {
+                bytes += entry.size as usize;
+                // The byte limit does not apply to the first record.
+                if bytes > plan.fields.bytes_max && !selected.is_empty() {
+                    return Ok(offset);
+                }
+                selected.push(entry);
+            }
+            offset += 1;
+            if selected.len() == plan.fields.count_max || bytes > plan.fields.bytes_max {
+                return Ok(offset);
+            }
         }
     }
     Ok(offset)
 }
 
-struct Blocks<'a> {
-    read_log: &'a Py<PyAny>,
-    blocks: &'a mut VecDeque<Block>,
-    bytes: &'a mut usize,
+/// The response to a pull: pieces that are shared with others, and what was copied behind them.
+#[derive(Default)]
+struct Response {
+    pieces: Vec<Piece>,
+    copied: Vec<u8>,
 }
 
-impl Blocks<'_> {
+impl Response {
+    fn add(&mut self, py: Python<'_>, bytes: &SharedBytes, range: Range<usize>) {
+        if range.len() < PIECE_BYTES_MIN {
+            self.copied.extend_from_slice(&bytes.bytes(py)[range]);
+            return;
+        }
+        self.end_copied();
+        self.pieces.push(Piece::new(py, bytes.clone_ref(py), range));
+    }
+
+    fn end_copied(&mut self) {
+        if !self.copied.is_empty() {
+            let copied = std::mem::take(&mut self.copied);
+            self.pieces.push(Piece::whole(copied));
+        }
+    }
+
+    fn into_pieces(mut self) -> Vec<Piece> {
+        self.end_copied();
+        self.pieces
+    }
+}
+
+/// Where the records of a response come from.
+struct RecordSource<'a> {
+    tail: &'a LogTail,
+    blocks: &'a mut Blocks,
+    read_log: &'a Py<PyAny>,
+}
+
+impl RecordSource<'_> {
     /// Append the records of these entries. Return false if one is not as it should be.
-    fn copy(
-        &mut self,
+    fn add_records(
+        self,
         py: Python<'_>,
-        tail: &LogTail,
         plan: &Plan,
         entries: &[Entry],
-        out: &mut Vec<u8>,
+        response: &mut Response,
     ) -> PyResult<bool> {
         let check = RecordCheck {
             magic: plan.fields.magic,
             topic_field: &plan.fields.topic_field,
             queue_id: plan.queue_id,
         };
-        for (index, entry) in entries.iter().enumerate() {
-            let size = entry.size as usize;
+        let mut remaining = entries;
+        while let Some(first) = remaining.first() {
+            let begin = first.log_offset;
             // What was appended a moment ago is sent as it is.
-            if let Some(record) = tail
-                .find(py, entry.log_offset)
-                .and_then(|bytes| bytes.get(..size))
-            {
-                out.extend_from_slice(record);
-                continue;
+            if let Some((append, position)) = self.tail.find_append(py, begin) {
+                let append_end = begin + (append.bytes(py).len() - position) as i64;
+                let count = count_adjacent(remaining, append_end);
+                if count > 0 {
+                    let size = (remaining[count - 1].end() - begin) as usize;
+                    response.add(py, append, position..position + size);
+                    remaining = &remaining[count..];
+                    continue;
+                }
             }
-            if self.find(entry).is_none() {
-                self.read(py, &entries[index..])?;
+            if self.blocks.find(first).is_none() {
+                self.blocks.read(py, self.read_log, remaining)?;
             }
-            let Some(number) = self.find(entry) else {
+            let Some(block) = self.blocks.find(first) else {
                 return Ok(false);
             };
-            let block = &mut self.blocks[number];
-            if !block.is_right(py, &check, entry) {
+            let count = count_adjacent(remaining, block.end);
+            let (run, rest) = remaining.split_at(count);
+            if !run.iter().all(|entry| block.is_right(py, &check, entry)) {
                 return Ok(false);
             }
-            let position = (entry.log_offset - block.begin) as usize;
-            out.extend_from_slice(&block.bytes.as_bytes(py)[position..position + size]);
+            let (position, end) = (begin - block.begin, run[count - 1].end() - block.begin);
+            response.add(py, &block.bytes, position as usize..end as usize);
+            remaining = rest;
         }
         Ok(true)
     }
+}
 
-    /// Return the number of the block with a record.
-    fn find(&self, entry: &Entry) -> Option<usize> {
-        // The newest first: pulls follow each other.
-        let has_record =
-            |block: &Block| block.begin <= entry.log_offset && entry.end() <= block.end;
-        self.blocks.iter().rposition(has_record)
+/// Return how many of the first records follow each other in the log and end before an offset.
+fn count_adjacent(entries: &[Entry], end: i64) -> usize {
+    let mut next = entries[0].log_offset;
+    let mut count = 0;
+    for entry in entries {
+        if entry.log_offset != next || entry.end() > end {
+            break;
+        }
+        next = entry.end();
+        count += 1;
+    }
+    count
+}
+
+/// Blocks of the log that were read, by the log offset where they begin.
+#[derive(Default)]
+struct Blocks {
+    blocks: BTreeMap<i64, Block>,
+    order: VecDeque<i64>, // the oldest first
+    bytes: usize,
+}
+
+impl Blocks {
+    /// Return a block with a whole record.
+    fn find(&mut self, entry: &Entry) -> Option<&mut Block> {
+        self.blocks
+            .range_mut(..=entry.log_offset)
+            .rev()
+            .take(OVERLAPPING_BLOCKS_MAX)
+            .map(|(_, block)| block)
+            .find(|block| entry.end() <= block.end)
     }
 
     /// Let Python read the first of these entries, and those that are near it.
-    fn read(&mut self, py: Python<'_>, entries: &[Entry]) -> PyResult<()> {
+    fn read(&mut self, py: Python<'_>, read_log: &Py<PyAny>, entries: &[Entry]) -> PyResult<()> {
         let begin = entries[0].log_offset;
         let mut end = entries[0].end();
         let mut wanted = i64::from(entries[0].size);
@@ -447,21 +600,28 @@ impl Blocks<'_> {
         }
         // Where most bytes are wanted, those around them soon will be.
         let is_dense = wanted * 8 >= end - begin;
-        let read = self.read_log.bind(py).call1((begin, end, is_dense))?;
+        let read = read_log.bind(py).call1((begin, end, is_dense))?;
         let (begin, bytes): (i64, Py<PyBytes>) = read.extract()?;
         let size = bytes.as_bytes(py).len();
-        *self.bytes += size;
-        self.blocks.push_back(Block {
+        self.bytes += size;
+        let block = Block {
             begin,
             end: begin + size as i64,
-            bytes,
+            bytes: SharedBytes::Python(bytes),
             checked: vec![0; size / SLOT_BYTES / 64 + 1],
-        });
-        while *self.bytes > BLOCKS_BYTES_MAX || self.blocks.len() > BLOCKS_MAX {
-            let Some(dropped) = self.blocks.pop_front() else {
+        };
+        // A block that begins there too ended before the record, and the log has grown since.
+        match self.blocks.insert(begin, block) {
+            Some(replaced) => self.bytes -= replaced.size(),
+            None => self.order.push_back(begin),
+        }
+        while self.bytes > BLOCKS_BYTES_MAX || self.blocks.len() > BLOCKS_MAX {
+            let Some(oldest) = self.order.pop_front() else {
                 break;
             };
-            *self.bytes -= (dropped.end - dropped.begin) as usize;
+            if let Some(dropped) = self.blocks.remove(&oldest) {
+                self.bytes -= dropped.size();
+            }
         }
         Ok(())
     }

@@ -79,6 +79,7 @@ class PlainChannel(Channel, Protocol):
     """A channel that accepts encoded responses."""
 
     def write(self, data: Body) -> None: ...
+    def write_pieces(self, pieces: Sequence[Body]) -> None: ...
 
 
 # Channel, its packed address, the beginning of an incomplete frame, and received bytes.
@@ -222,8 +223,8 @@ class NativeRequests:
             # The Python path answers the pull, and reports what is wrong with the store.
             if not isinstance(error, StoreError | CorruptRecord | RecordNotFound):
                 log.error("the native path could not answer a pull", exc_info=error)
-        for index, response in batch.pull_responses():
-            chunks[index][0].write(response)
+        for index, pieces in batch.pull_responses():
+            chunks[index][0].write_pieces(pieces)
         for code, topic, group, pulls, messages, size in batch.deliveries():
             self.count += pulls
             self._counters.requests[code] += pulls

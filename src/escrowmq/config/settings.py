@@ -239,6 +239,11 @@ class NetworkConfig(_SettingsGroup):
         "the greediest connections get no more; above it, they are closed. 0 means a quarter of "
         "the memory of the machine or container.", live=True,
     )
+    busy_polls_max: int = setting(
+        32, WholeNumber(0, 10_000), "escrowBusyPollsMax", "polls",
+        "How often to look for the next request before the event loop sleeps after a turn, as long "
+        "as requests are found in this way. Thirty take less than 0.1 ms; 0 saves them.",
+    )
 
     def __post_init__(self) -> None:
         _SettingsGroup.__post_init__(self)

@@ -23,7 +23,8 @@ Modules in reading order:
   connection_limits.py  connections that use too much memory, or are idle
   tasks.py            group commit, flushes, checkpoints, expiry
   namesrv.py          the name server on its port, registration of brokers
-  security.py         access control, TLS, reloading of their files
+  security.py         access control, detection of TLS, reloading of their files
+  tls_connection.py   TLS of one connection
   live_config.py      settings that change while the server runs, logging
   metrics.py          metrics of ports, disk and process, health
   http_server.py      /metrics and /health

@@ -39,6 +39,7 @@ from escrowmq.errors import ConfigError, InvalidAccessRules
 from escrowmq.remoting.connection import SignFunction
 from escrowmq.secret import Secret
 from escrowmq.server.tasks import sleep_to_multiple
+from escrowmq.server.tls_connection import TlsConnection
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +198,7 @@ class TlsContext:
 
 def server_context(config: SecurityConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
         _load_certificate(context, config)
         context.verify_mode = _VERIFY_MODES[config.tls_client_auth]
@@ -258,7 +260,6 @@ def _certificate_error(error: OSError) -> InvalidAccessRules:
 
 HANDSHAKE_FIRST_BYTE: Final = 0x16
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-SHUTDOWN_TIMEOUT_S: Final = 5.0  # a closed connection keeps its buffers until the client answers
 ACCEPT_BATCH_MAX: Final = 100
 ACCEPT_RETRY_S: Final = 0.2  # after an error such as too many open files
 
@@ -369,17 +370,21 @@ class TlsDetector:
                 await self._loop.connect_accepted_socket(self._new_protocol, accepted)
 
     async def _start_tls(self, accepted: socket.socket) -> None:
+        connection = TlsConnection(self._new_protocol, self._get_context())
         try:
-            await self._loop.connect_accepted_socket(
-                self._new_protocol,
-                accepted,
-                ssl=self._get_context(),
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
-                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-            )
-        except OSError as error:  # ssl.SSLError is one; the loop has closed the socket
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                transport, _ = await self._loop.connect_accepted_socket(
+                    lambda: connection, accepted
+                )
+                try:
+                    await connection.handshake
+                except asyncio.CancelledError:  # by the timeout too
+                    transport.abort()
+                    raise
+        except OSError as error:  # ssl.SSLError is one, and so is TimeoutError
             self.refused += 1
-            log.info("TLS handshake failed: %s", getattr(error, "reason", None) or error)
+            reason = getattr(error, "reason", None) or str(error) or "not done in time"
+            log.info("TLS handshake failed: %s", reason)
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         self.refused += 1

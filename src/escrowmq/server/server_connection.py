@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -43,24 +44,24 @@ if TYPE_CHECKING:
     from escrowmq.broker.dispatch import Channel
     from escrowmq.server.remoting_server import RemotingServer
 
-JOINED_WRITE_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than many pieces
+WRITTEN_PIECES_MAX = 1024  # that one system call writes (IOV_MAX)
 # So much is handed to the transport at once, and the transport asks for a pause when it could not
 # send so much.
 PORTION_BYTES = 256 * 1024
-TLS_PORTION_BYTES = 64 * 1024
 # Responses of one connection in one turn; then the others have a turn.
 TURN_RESPONSE_BYTES_MAX = 1024 * 1024
-# Of the connection's own objects. With TLS, the state of OpenSSL and the buffers of the event loop:
-# up to two portions on the way out, and what has arrived in between. Measured on CPython 3.11 as
-# the growth of a broker's memory with thousands of connections that have sent a request: 3,900
-# bytes each, with TLS 50,300 without portions; tests/e2e/broker/test_greedy_clients.py repeats it.
+# Of the connection's own objects. Measured on CPython 3.11 as the growth of a broker's memory with
+# thousands of connections that have sent a request: 3,900 bytes each.
 CONNECTION_BYTES = 8 * 1024
+# The same with the state of OpenSSL and its two buffers, which grow with what passes them: 23,100
+# bytes after a short request, 113,700 after a message of 100 KB in each direction.
+# tests/e2e/broker/test_greedy_clients.py repeats all three measurements.
+TLS_CONNECTION_BYTES = 128 * 1024
 IPV4_HOST_BYTES = 8
 # A chunk as long as this means that more bytes wait in the socket. They are read in the next turn:
 # the event loop would read up to 32 such chunks of one connection before it serves another one.
 LONG_CHUNK_BYTES = 128 * 1024
 PLAIN_FRAME_BYTES_MAX = 64 * 1024  # longer frames are not plain
-TLS_CONNECTION_BYTES = 160 * 1024
 # Of a call that waits for a client, with the request that is responded to afterwards. Measured on
 # CPython 3.11 by tests/unit/test_memory_estimates.py: 1,670 bytes with two names of 255 bytes.
 CALL_BYTES = 2_000
@@ -80,7 +81,7 @@ class ServerConnection(asyncio.Protocol):
         self._encode_send_response = server.send_response_encoder.encode
         self._transport: asyncio.Transport | None = None
         self._has_tls = False
-        self._portion_bytes = PORTION_BYTES
+        self._socket_number: int | None = None  # None: responses go through the transport
         self._outgoing: list[Body] = []  # responses of this turn
         # Of the responses of this turn; those to sends, which are short, are not counted.
         self.turn_response_bytes = 0
@@ -120,12 +121,12 @@ class ServerConnection(asyncio.Protocol):
         self.origin = host_of(self.address)
         self.peer_host = encode_host(address[0].partition("%")[0], address[1])
         self._has_tls = transport.get_extra_info("sslcontext") is not None
-        if self._has_tls:
-            self._portion_bytes = TLS_PORTION_BYTES
+        if not self._has_tls and (socket := transport.get_extra_info("socket")) is not None:
+            self._socket_number = socket.fileno()
         self._can_be_plain = (
             self._server.plain_requests is not None and len(self.peer_host) == IPV4_HOST_BYTES
         )
-        self._transport.set_write_buffer_limits(high=self._portion_bytes)
+        self._transport.set_write_buffer_limits(high=PORTION_BYTES)
         if self._server.admit(self):
             own_bytes = TLS_CONNECTION_BYTES if self._has_tls else CONNECTION_BYTES
             self._server.memory.add(self, MemoryUse.CONNECTIONS, own_bytes)
@@ -513,17 +514,49 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        if self._socket_number is not None and not self._has_unsent_bytes:
+            out = self._send_directly(self._socket_number, out)
+            if not out:
+                return
+        # What is kept is copied: views of large blocks of the log would keep the whole blocks.
+        out = [piece if type(piece) is bytes else bytes(piece) for piece in out]
         size = sum(map(len, out))
-        if size > self._portion_bytes or self._is_write_paused or self._unsent:
+        if size > PORTION_BYTES or self._is_write_paused or self._unsent:
             self._unsent.extend(out)
             self._unsent_bytes += size
             self._send_unsent()
-        elif len(out) == 1:
-            transport.write(out[0])
-        elif size <= JOINED_WRITE_BYTES_MAX:
-            transport.write(b"".join(out))
         else:
             transport.writelines(out)
+
+    @property
+    def _has_unsent_bytes(self) -> bool:
+        transport = self._transport
+        return bool(self._unsent) or (
+            transport is not None and transport.get_write_buffer_size() > 0
+        )
+
+    def _send_directly(self, socket_number: int, out: list[Body]) -> list[Body]:
+        """Write responses to the socket, past the transport. Return what did not fit.
+
+        Nothing may be unsent before.
+        """
+        try:
+            if len(out) == 1:
+                sent_bytes = os.write(socket_number, out[0])
+            elif len(out) <= WRITTEN_PIECES_MAX:
+                sent_bytes = os.writev(socket_number, out)
+            else:
+                sent_bytes = os.write(socket_number, b"".join(out))
+        except (BlockingIOError, InterruptedError):
+            sent_bytes = 0
+        except OSError:
+            self.abort()  # the client has closed or reset the connection
+            return []
+        for index, piece in enumerate(out):
+            if sent_bytes < len(piece):
+                return [memoryview(piece)[sent_bytes:], *out[index + 1 :]]
+            sent_bytes -= len(piece)
+        return []
 
     def _send_unsent(self) -> None:
         """Hand unsent responses to the transport in portions, until it asks for a pause."""
@@ -532,7 +565,7 @@ class ServerConnection(asyncio.Protocol):
             return
         while unsent and not self._is_write_paused:
             portion: list[Body] = []
-            remaining = self._portion_bytes
+            remaining = PORTION_BYTES
             while unsent and remaining > 0:
                 piece = unsent.popleft()
                 if len(piece) > remaining:
@@ -541,7 +574,7 @@ class ServerConnection(asyncio.Protocol):
                     piece = view[:remaining]
                 portion.append(piece)
                 remaining -= len(piece)
-            self._unsent_bytes -= self._portion_bytes - remaining
+            self._unsent_bytes -= PORTION_BYTES - remaining
             transport.writelines(portion)
         if self._closes_when_sent and not unsent:
             transport.close()

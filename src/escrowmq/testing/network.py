@@ -86,6 +86,10 @@ class Endpoint:
         if self.is_open:
             self._outgoing += data
 
+    def write_pieces(self, pieces: Sequence[Body]) -> None:
+        for piece in pieces:
+            self.write(piece)
+
     def respond(
         self,
         request: Request[Any],

@@ -336,21 +336,34 @@ def test_a_crowd_of_connections_from_one_host_does_not_shut_another_host_out(
 
 
 @pytest.mark.parametrize(
-    ("has_tls", "count", "counted_bytes"),
-    [(False, 2_000, CONNECTION_BYTES), (True, 300, TLS_CONNECTION_BYTES)],
-    ids=["plain", "tls"],
+    ("has_tls", "body_bytes", "count", "counted_bytes"),
+    [
+        (False, 0, 2_000, CONNECTION_BYTES),
+        (True, 0, 300, TLS_CONNECTION_BYTES),
+        (True, 100_000, 200, TLS_CONNECTION_BYTES),
+    ],
+    ids=["plain", "tls", "tls-long-messages"],
 )
 def test_a_connection_takes_no_more_memory_than_is_counted_for_it(
-    has_tls: bool, count: int, counted_bytes: int, tmp_path: Path
+    has_tls: bool, body_bytes: int, count: int, counted_bytes: int, tmp_path: Path
 ) -> None:
     certificates = Certificates(tmp_path / "certificates")
     conf = certificates.conf() if has_tls else {}
     with Server(tmp_path / "server", conf=conf) as server, ExitStack() as stack:
         target = Target.of(server, tls=certificates.client() if has_tls else None)
+        with target.connect() as client:
+            client.create_topic("long", queues=1)
+            if body_bytes:  # fill the buffers that all connections share
+                for _ in range(500):
+                    client.send("long", bytes(body_bytes))
 
         def connect(number: int) -> None:
             for client in target.connect_many(stack, number):
                 client.max_offset("BenchmarkTest", 0)
+                if body_bytes:
+                    client.send("long", bytes(body_bytes))
+                    pulled = client.pull("long", 0, 0, max_messages=1)
+                    assert len(pulled.body) > body_bytes
 
         connect(50)
         before_bytes = anonymous_memory(server.pid)

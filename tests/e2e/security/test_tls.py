@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +88,23 @@ def test_a_stalled_handshake_times_out_and_blocks_no_other_client(
     finally:
         for connection in stalled:
             connection.close()
+
+
+def test_renegotiation_is_refused(enforcing: Server) -> None:
+    """It would let a client make the server compute. OpenSSL's own client asks for it by an R."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no `openssl` on the path")
+    command = [openssl, "s_client", "-tls1_2", "-state", "-connect", enforcing.address]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as client:
+        assert client.stdin is not None
+        client.stdin.write("R\n")
+        client.stdin.flush()
+        output, _ = client.communicate(timeout=WAIT_S)
+    assert "RENEGOTIATING" in output
+    assert "no renegotiation" in output
 
 
 def test_a_client_that_does_not_trust_the_server_closes_the_connection(enforcing: Server) -> None:

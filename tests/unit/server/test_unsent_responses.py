@@ -12,6 +12,7 @@ import pytest
 from escrowmq.clock import ManualClock
 from escrowmq.config import NetworkConfig
 from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import encode_response
 from escrowmq.server.remoting_server import RemotingServer, bind, bound_port
 from escrowmq.server.server_connection import TURN_RESPONSE_BYTES_MAX, ServerConnection
 from tests.support.waiting import wait_until_async
@@ -53,6 +54,41 @@ async def settled(server: RemotingServer) -> int:
     return before
 
 
+def unsent_after_sweep(server: RemotingServer) -> int:
+    server.sweep_connections()
+    return server.unsent_bytes()
+
+
+class ViewHandler(GenerousHandler):
+    """Responds with views of one large block, as pulls do that find messages in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = bytearray(BODY)
+
+    def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None:
+        self.handled += 1
+        connection.write_pieces([encode_response(request, body=b""), memoryview(self.block)])
+
+
+async def test_what_a_client_does_not_read_is_copied_and_keeps_no_block() -> None:
+    handler = ViewHandler()
+    server = RemotingServer(handler, ManualClock(), NetworkConfig())
+    listening_socket = bind("127.0.0.1", 0)
+    await server.listen(listening_socket)
+    peer = socket.create_connection(("127.0.0.1", bound_port(listening_socket)))
+    peer.setblocking(False)
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.sock_sendall(peer, b"".join(map(frame, range(REQUESTS))))
+        assert await settled(server) > 0
+        # A bytearray with views cannot be resized: this raises if one is left.
+        handler.block.clear()
+    finally:
+        peer.close()
+        await server.close()
+
+
 @pytest.mark.parametrize("limit_mib", [16, 40])
 async def test_responses_are_kept_up_to_the_limit_of_the_connection(limit_mib: int) -> None:
     handler = GenerousHandler()
@@ -78,7 +114,8 @@ async def test_responses_are_kept_up_to_the_limit_of_the_connection(limit_mib: i
             assert b'"opaque":%d,' % number in data[:size]
             assert data[:size].endswith(BODY)
             del data[:size]
-        await wait_until_async(lambda: server.unsent_bytes() == 0)
+        # The transport does not say when it has sent the last bytes; the regular sweep notices.
+        await wait_until_async(lambda: unsent_after_sweep(server) == 0)
     finally:
         peer.close()
         await server.close()
