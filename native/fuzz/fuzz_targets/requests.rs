@@ -140,7 +140,7 @@ class Broker:
     def check_pulls(self, batch):
         'Every record that was pulled is in the log as it is in the response.'
         assert not batch.pull_errors(), batch.pull_errors()
-        responses = [bytes(response) for _, response in batch.pull_responses()]
+        responses = [b''.join(pieces) for _, pieces in batch.pull_responses()]
         deliveries = batch.deliveries()
         assert not (self.needs_account and responses)
         assert sum(pulls for *_, pulls, _, _ in deliveries) == sum(map(frames, responses))
