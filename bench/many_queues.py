@@ -3,7 +3,9 @@
     python -m bench.many_queues [QUEUES]
 
 Each queue has a message in a file of the default length. Every start is a process of its own, and
-the pages of the files are in the page cache, as after a restart of the broker alone.
+the pages of the files are in the page cache, as after a restart of the broker alone. First come
+starts of the store, then starts of `escrowmq serve`: from the command to the first accepted
+message. It is killed while the generator sends to all topics in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ import sys
 import time
 from pathlib import Path
 
+from bench.cpu_time import cpu_s
+from bench.generator import Load
+from bench.restart import ENDLESS_S, load_and_kill, log_end, records_read
 from bench.samples import NOW_MS, directory
+from bench.servers import EscrowMQ, client, first_send_s, lay_topics
 from bench.store_open import anonymous_bytes
 from escrowmq.config import StoreConfig
 from escrowmq.message.keys import encode_host
@@ -24,13 +30,15 @@ from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.store import MessageStore
 
+TOPIC = "topic-"  # and its number
 QUEUES_PER_TOPIC = 8
+LOADED_BYTES = 16 << 20  # sent to the broker before it is killed
 HOST = encode_host("127.0.0.1", 10911)
 
 
 def record(number: int) -> NewRecord:
     return NewRecord(
-        topic=f"topic-{number // QUEUES_PER_TOPIC}",
+        topic=f"{TOPIC}{number // QUEUES_PER_TOPIC}",
         queue_id=number % QUEUES_PER_TOPIC,
         body=b"x" * 100,
         properties=b"UNIQ_KEY\x01U%d\x02" % number,
@@ -81,7 +89,7 @@ def run(step: str, path: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def main(queues: int) -> None:
+def start_store(queues: int) -> None:
     with directory() as path:
         run("fill", path, str(queues))
         for what in ("clean stop", "kill -9"):
@@ -96,6 +104,44 @@ def main(queues: int) -> None:
                 f"{figures['bytes_per_queue']:.0f} bytes of memory per queue; to begin the next "
                 f"checkpoint takes {figures['checkpoint_s'] * 1000:.1f} ms"
             )
+
+
+def start_broker(queues: int) -> None:
+    topics = queues // QUEUES_PER_TOPIC
+    with directory() as path:
+        server = EscrowMQ(path, {})
+        run("fill", server.data, str(queues))
+        lay_topics(server.data, [f"{TOPIC}{n}" for n in range(topics)], queues=QUEUES_PER_TOPIC)
+        try:
+            report_start(server, queues, "clean stop")
+            load = Load(
+                "send",
+                connections=64,
+                seconds=ENDLESS_S,
+                warm_up_s=0,
+                topic=TOPIC,
+                topics=topics,
+                queues=QUEUES_PER_TOPIC,
+            )
+            with client(server) as admin:
+                load_and_kill(server, load, log_end(admin) + LOADED_BYTES)
+            report_start(server, queues, "kill -9")
+        finally:
+            server.kill()
+
+
+def report_start(server: EscrowMQ, queues: int, what: str) -> None:
+    took_s = first_send_s(server)
+    print(
+        f"broker with {queues} queues, first message accepted after {what}: {took_s:.2f} s "
+        f"(processor time {cpu_s(*server.pids):.2f} s), "
+        f"{records_read(server):,} records behind the checkpoint"
+    )
+
+
+def main(queues: int) -> None:
+    start_store(queues)
+    start_broker(queues)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from pathlib import Path
 import msgspec
 
 from bench.broker import ResultTable
+from bench.cpu_time import Meter, family_of
 from bench.measure import Plan
 from bench.pipeline_input import BOOKS, expected, make_input
 from bench.samples import directory
-from bench.spark_read import Meter, family_of
 
 COLUMNS = ("transactions", "step", "minutes", "processor time", "peak memory", "on disk")
 LOOK_S = 2.0

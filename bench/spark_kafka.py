@@ -19,13 +19,14 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.broker import ResultTable
+from bench.cpu_time import Meter
 from bench.figures import ratio
 from bench.kafka import CONNECTOR, KAFKA, Kafka, connector_jars
 from bench.measure import Plan
 from bench.memory import full_of_pages
 from bench.samples import directory
 from bench.servers import EscrowMQ, client
-from bench.spark_read import Meter, session
+from bench.spark_read import session
 
 COLUMNS: Final = ("what", "rows/s", "CPU us/row", "Spark", "broker", "CPU to Kafka's", "goal")
 BODY_BYTES: Final = 1024

@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bench.broker import ResultTable
+from bench.cpu_time import Meter
 from bench.measure import Plan
 from bench.samples import NOW_MS, TOPIC, directory, open_store, sample
 from bench.servers import EscrowMQ
@@ -184,51 +184,3 @@ def frame(spark: SparkSession, server: EscrowMQ, kind: str, columns: str, count:
     if kind == "files":
         return reader.load(str(server.data))
     return reader.option("servers", server.namesrv_address).load()
-
-
-class Meter:
-    """The CPU time of some processes and all their descendants from now on.
-
-    It is kept by process, not as a sum: Spark ends Python workers that were idle for a minute, and
-    the time of an ended process is lost otherwise.
-    """
-
-    def __init__(self, *pids: int) -> None:
-        self._pids = pids
-        self._before = _ticks(*pids)
-
-    def spent_s(self) -> float:
-        now = _ticks(*self._pids)
-        spent = sum(ticks - self._before.get(pid, 0) for pid, ticks in now.items())
-        return spent / os.sysconf("SC_CLK_TCK")
-
-
-def family_of(*pids: int) -> set[int]:
-    """Return these processes and all their descendants."""
-    return _families(_stats(), pids)
-
-
-def _ticks(*pids: int) -> dict[int, int]:
-    """Return user and system time, with ended children, of each process and its descendants."""
-    stats = _stats()
-    families = _families(stats, pids)
-    return {pid: sum(map(int, stats[pid][11:15])) for pid in families if pid in stats}
-
-
-def _stats() -> dict[int, list[str]]:
-    """Return the fields of every process's `stat` after its name."""
-    results = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            results[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
-    return results
-
-
-def _families(stats: dict[int, list[str]], pids: Sequence[int]) -> set[int]:
-    mine = set(pids)
-    grown = True
-    while grown:
-        more = {pid for pid, fields in stats.items() if int(fields[1]) in mine} - mine
-        mine |= more
-        grown = bool(more)
-    return mine

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from bench.broker import ResultTable
+from bench.cpu_time import Meter
 from bench.figures import ratio
 from bench.measure import Plan
 from bench.memory import full_of_pages
@@ -57,8 +58,6 @@ def _measured(
     spark: Any, server: EscrowMQ, kind: str, count: int, topic: str
 ) -> tuple[float, float, float]:
     """Return rows per second, and CPU microseconds per row: of all, and of the broker."""
-    from bench.spark_read import Meter  # Spark is an extra
-
     jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     table = spark.range(0, count, numPartitions=2).selectExpr(
         f"cast(repeat('x', {BODY_BYTES}) as binary) as body"

@@ -30,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
 
 fn read_header(data: &[u8]) {
     let mut decoded = b"of the request before".to_vec();
-    let Some((head, fields)) = header::parse(data, &mut decoded) else {
+    let Some((head, fields, mut signed)) = header::parse(data, &mut decoded) else {
         return;
     };
     assert!(
@@ -45,7 +45,17 @@ fn read_header(data: &[u8]) {
             let _ = properties::parse(&decoded);
         }
         PlainHeader::End(end) => assert!(std::str::from_utf8(end.group).is_ok()),
+        PlainHeader::Pull(pull) => {
+            let texts = [Some(pull.group), Some(pull.topic), pull.subscription];
+            let mut texts = texts.into_iter().chain([pull.expression_type]).flatten();
+            assert!(texts.all(|text| text.iter().all(|byte| (b' '..=b'~').contains(byte))));
+        }
     }
+    let unsigned = [signed.access_key, signed.signature];
+    assert!(unsigned.iter().all(|text| text.is_ascii()));
+    // The signature covers no byte that is not in the header, and none twice.
+    let covered: usize = signed.sorted_values(b"").map(<[u8]>::len).sum();
+    assert!(covered + signed.signature.len() < data.len());
     let mut opaque = Vec::new();
     response::number(&mut opaque, i64::from(head.opaque));
     assert_eq!(
