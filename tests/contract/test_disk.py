@@ -9,12 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from escrowmq.clock import ManualClock
 from escrowmq.errors import ReadFailed, StoreError, StoreFailed, StoreLocked
-from escrowmq.store.disk import Disk, RealDisk, read_file, remove_file, replace_file, write_file
+from escrowmq.store.disk import (
+    Disk,
+    RealDisk,
+    SyncAll,
+    read_file,
+    remove_file,
+    replace_file,
+    write_file,
+)
 from escrowmq.testing import FaultyDisk, MemoryDisk
 
 MakeOlder = Callable[[str], None]
@@ -417,3 +426,36 @@ def test_remove_file_ignores_a_missing_file(disk: Disk) -> None:
     remove_file(disk, "d/a")
     remove_file(disk, "nowhere/a")
     assert disk.names("d") == []
+
+
+def test_all_files_are_flushed_at_once(disk: Disk) -> None:
+    sync_all = begin_sync_all(disk)
+    for name in ("a", "b/c"):
+        file = disk.create(name, 8)
+        file.write_at(2, b"data")
+        file.close()
+    sync_all.run()
+    sync_all.close()
+    assert content(disk, "a") == content(disk, "b/c") == b"\0\0data\0\0"
+
+
+def begin_sync_all(disk: Disk) -> SyncAll:
+    disk.create("first", 0).close()  # the root exists from here on
+    sync_all = disk.begin_sync_all()
+    if sync_all is None:
+        pytest.skip("this system cannot flush a whole file system and report errors")
+    return sync_all
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_power_cut_takes_what_was_not_flushed(is_flushed: bool) -> None:
+    disk = FaultyDisk()
+    file = disk.create("a", 8)
+    disk.sync_directory("")
+    sync_all = disk.begin_sync_all()
+    file.write_at(0, b"data")
+    if is_flushed:
+        sync_all.run()
+    after = disk.power_cut(Random(1), "none")
+    expected = b"data\0\0\0\0" if is_flushed else b""
+    assert (content(after, "a") if is_flushed else content(after, "a").strip(b"\0")) == expected

@@ -18,6 +18,7 @@ from random import Random
 import pytest
 
 from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreUnavailable
+from escrowmq.store import checkpoint
 from escrowmq.testing import FaultyDisk, PowerCut
 from tests.simulation.store_run import SETTINGS, StoreRun, scenario_error
 from tests.support.stores import NOW_MS, open_store, sample
@@ -72,6 +73,28 @@ def test_a_failed_call_of_the_scenario_loses_nothing(
         if run_error is None and disk.calls < call:
             break
         if run_error is not None and continues:
+            continue_after_error(run)
+        run.crash(disk.power_cut(Random(call), "mixed"))
+        run.open()
+        run.check()
+    assert call > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_permanent", [False, True], ids=["temporary", "permanent"])
+def test_a_failed_call_loses_nothing_if_queues_are_flushed_at_once(
+    monkeypatch: pytest.MonkeyPatch, is_permanent: bool
+) -> None:
+    monkeypatch.setattr(checkpoint, "QUEUES_SYNCED_AT_ONCE_MIN", 2)
+    error = StoreFailed
+    for call in calls_to_fail(error, is_permanent, True):
+        disk = FaultyDisk(seed=call, error=error)
+        disk.fail_from, disk.fail_at = (call, None) if is_permanent else (None, call)
+        run = StoreRun(Random(1), disk)
+        run_error = scenario_error(run)
+        if run_error is None and disk.calls < call:
+            break
+        if run_error is not None:
             continue_after_error(run)
         run.crash(disk.power_cut(Random(call), "mixed"))
         run.open()

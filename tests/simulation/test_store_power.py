@@ -18,6 +18,7 @@ from random import Random
 import pytest
 
 from escrowmq.config import StoreConfig
+from escrowmq.store import checkpoint
 from escrowmq.testing import FaultyDisk, PowerCut
 from escrowmq.testing.disks import Survival
 from tests.simulation.store_run import SETTINGS, StoreRun
@@ -61,6 +62,27 @@ def test_a_power_cut_at_any_call_loses_nothing_durable(survival: Survival) -> No
             run_after_cut.close()
             run_after_cut.open()
             run_after_cut.check()
+        if is_complete:
+            break
+    assert power_cut_at > 100
+
+
+@pytest.mark.slow
+def test_a_power_cut_loses_nothing_durable_if_queues_are_flushed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoint, "QUEUES_SYNCED_AT_ONCE_MIN", 2)
+    for power_cut_at in itertools.count(1, 1 if IS_LONG_RUN else 3):
+        run, is_complete = run_with_power_cut(power_cut_at)
+        run_after_cut = run.after_crash(
+            Random(power_cut_at), run.disk.power_cut(Random(power_cut_at), "mixed")
+        )
+        run_after_cut.open()
+        run_after_cut.check()
+        run_after_cut.append([10, 20])
+        run_after_cut.close()
+        run_after_cut.open()
+        run_after_cut.check()
         if is_complete:
             break
     assert power_cut_at > 100

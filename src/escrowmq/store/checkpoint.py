@@ -16,6 +16,7 @@ if it does not fit the other files, recovery reads more of the log and comes to 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -34,6 +35,9 @@ from escrowmq.store.key_index import IndexFlush, expired_files
 CHECKPOINT_PATH: Final = "escrowmq.checkpoint"
 ROCKETMQ_PATH: Final = "checkpoint"
 ROCKETMQ_BYTES: Final = 4096
+# To flush a file takes about a millisecond. So many together take longer than to flush the whole
+# file system once, with whatever other programs have written.
+QUEUES_SYNCED_AT_ONCE_MIN = 256
 _TIMES = struct.Struct(">qqq")
 
 
@@ -173,9 +177,7 @@ class CheckpointJob:
         # The order matters. The log comes first: a durable queue entry must never point to a record
         # that a power cut can take away. The checkpoint comes last: it promises all the others.
         self.log_flush.run()
-        # Sorted, so that a simulated crash at the n-th write is the same in every run.
-        for queue_flush in sorted(self.queue_flushes, key=QueueFlush.sort_key):
-            queue_flush.run()
+        write_queue_entries(self.disk, self.queue_flushes)
         self.index_flush.run()
         expired = expired_files(self.index_flush.files, self.log_begin)
         files = [file for file in self.index_flush.files if file.count > 1 and file not in expired]
@@ -196,3 +198,17 @@ class CheckpointJob:
         save_rocketmq_checkpoint(self.disk, self.stored_ms)
         if not self.has_marks:
             self.new_marks = FlushMarks(self.disk, self.log_offset)
+
+
+def write_queue_entries(disk: Disk, flushes: Sequence[QueueFlush]) -> None:
+    """Write entries of queues, durably: each file by itself, or many files at once."""
+    sync_all = disk.begin_sync_all() if len(flushes) >= QUEUES_SYNCED_AT_ONCE_MIN else None
+    try:
+        # Sorted, so that a simulated crash at the n-th write is the same in every run.
+        for flush in sorted(flushes, key=QueueFlush.sort_key):
+            flush.run(syncs=sync_all is None)
+        if sync_all is not None:
+            sync_all.run()
+    finally:
+        if sync_all is not None:
+            sync_all.close()

@@ -70,8 +70,9 @@ class QueueFlush:
     def end_offset(self) -> int:
         return self.first_offset + len(self.entries) // QUEUE_ENTRY_BYTES
 
-    def run(self) -> None:
-        self.queue.write_entries(self.first_offset, self.entries)
+    def run(self, *, syncs: bool) -> None:
+        """Write the entries; with `syncs`, durably."""
+        self.queue.write_entries(self.first_offset, self.entries, syncs=syncs)
 
 
 class ConsumeQueue:
@@ -180,8 +181,8 @@ class ConsumeQueue:
         self._begins_at = 0
         self._put_checksums(flush.checksums)
 
-    def write_entries(self, first_offset: QueueOffset, entries: bytes) -> None:
-        """Write entries to the files, durably. May be called in a thread."""
+    def write_entries(self, first_offset: QueueOffset, entries: bytes, *, syncs: bool) -> None:
+        """Write entries to the files; with `syncs`, durably. May be called in a thread."""
         position, written = first_offset * QUEUE_ENTRY_BYTES, 0
         file_bytes = self._blocks.file_bytes
         while written < len(entries):
@@ -190,7 +191,8 @@ class ConsumeQueue:
             file = self._file_for_writing(base)
             try:
                 file.write_at(position - base, part)
-                file.sync()
+                if syncs:
+                    file.sync()
             finally:
                 file.close()
             written += len(part)

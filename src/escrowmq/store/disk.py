@@ -25,12 +25,16 @@ raise SIGBUS and end the process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
+import platform
+import re
 import struct
+import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -79,6 +83,13 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
+class SyncAll(Protocol):
+    """Makes durable what was written to any file since it was created."""
+
+    def run(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Disk(Protocol):
     def create(self, path: str, size: int) -> File:
         """Create a file of `size` zeros, or replace an existing one. Directories are created."""
@@ -99,6 +110,12 @@ class Disk(Protocol):
         """Remove a file or an empty directory."""
 
     def sync_directory(self, path: str) -> None: ...
+    def begin_sync_all(self) -> SyncAll | None:
+        """Begin to make many files durable at once. Return None if the system cannot do that.
+
+        It is about the content of files; new names need `sync_directory`.
+        """
+
     def modified_ms(self, path: str) -> int: ...
     def usage(self) -> DiskUsage: ...
     def boot_id(self) -> str:
@@ -411,6 +428,38 @@ def _sync_directory(absolute_path: str) -> None:
         os.close(descriptor)
 
 
+class RealSyncAll:
+    """Flushes a whole file system. Its descriptor knows of failed writes since it was opened."""
+
+    def __init__(self, descriptor: int, flush: Callable[[int], int]) -> None:
+        self._descriptor = descriptor
+        self._flush = flush
+
+    def run(self) -> None:
+        with _translate_flush_errors("flushing all files"):
+            if self._flush(self._descriptor):
+                error = ctypes.get_errno()
+                raise OSError(error, os.strerror(error))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _find_syncfs() -> Callable[[int], int] | None:
+    """Return syncfs() of the system; None if it does not report failed writes: before Linux 5.8."""
+    version = re.match(r"(\d+)\.(\d+)", platform.release())
+    if sys.platform != "linux" or version is None:
+        return None
+    if (int(version[1]), int(version[2])) < (5, 8):
+        return None
+    function: Callable[[int], int] | None = getattr(
+        ctypes.CDLL(None, use_errno=True), "syncfs", None
+    )
+    return function
+
+
+_SYNCFS: Final = _find_syncfs()
+
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
@@ -490,6 +539,13 @@ class RealDisk:
     def sync_directory(self, path: str) -> None:
         with _translate_errors(f"flushing directory {path or '.'}"):
             _sync_directory(self._absolute_path(path))
+
+    def begin_sync_all(self) -> RealSyncAll | None:
+        if _SYNCFS is None:
+            return None
+        with _translate_errors("opening the directory"):
+            descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return RealSyncAll(descriptor, _SYNCFS)
 
     def modified_ms(self, path: str) -> int:
         with _translate_errors(f"reading the status of {path}"):

@@ -162,7 +162,7 @@ class QueueBlocks:
 
     def _write_back(self, queue: ConsumeQueue, position: int, entries: bytes) -> None:
         try:
-            queue.write_entries(QueueOffset(position // QUEUE_ENTRY_BYTES), entries)
+            queue.write_entries(QueueOffset(position // QUEUE_ENTRY_BYTES), entries, syncs=True)
         except StoreError:  # the next start tries again
             self._unwritten[queue, position] = entries
 

@@ -45,7 +45,11 @@ from escrowmq.message.record import (
 )
 from escrowmq.native import NativePath, load_native
 from escrowmq.sliced_work import SlicedResult, SlicedWork, run_to_end
-from escrowmq.store.checkpoint import CheckpointJob, report_damaged_checkpoint
+from escrowmq.store.checkpoint import (
+    CheckpointJob,
+    report_damaged_checkpoint,
+    write_queue_entries,
+)
 from escrowmq.store.columns import KeyBlock, PendingKeyRun, PendingKeys, newest_stored_ms
 from escrowmq.store.commit_log import (
     AppendResult,
@@ -581,10 +585,10 @@ class MessageStore(StoreReader):
 
     def _spill(self) -> None:
         """Write what recovery has collected to the files, so that its memory stays bounded."""
-        for queue in list(self._queues.dirty):
-            entries = queue.begin_flush()
-            entries.run()
-            queue.finish_flush(entries)
+        flushes = [queue.begin_flush() for queue in self._queues.dirty]
+        write_queue_entries(self._disk, flushes)
+        for flush in flushes:
+            flush.queue.finish_flush(flush)
         self._queues.dirty.clear()
         keys = self._index.begin_flush(self._newest_pending_ms())
         keys.run()

@@ -102,6 +102,26 @@ class MemoryLock:
             self._locked_inodes.pop().is_locked = False
 
 
+class MemorySyncAll:
+    """Makes the content of all files durable, but no names."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+
+    def run(self) -> None:
+        inodes = [inode for inode in self._disk._names.values() if not inode.is_directory]
+
+        def fail(faults: FaultyDisk) -> None:
+            for inode in inodes:
+                inode.fail_sync(drops_pages=faults.sync_failure_drops_pages)
+
+        self._disk._call("sync_all", fail)
+        for inode in inodes:
+            inode.sync()
+
+    def close(self) -> None: ...
+
+
 # One operation of the journal: its directories, and what each changed name refers to afterwards.
 _DirectoryChange = tuple[set[str], dict[str, "Inode | None"]]
 
@@ -175,6 +195,9 @@ class MemoryDisk:
         if not self._is_directory(path):
             raise StoreFailed(f"flushing directory {path or '.'}: No such directory")
         self._commit(path)
+
+    def begin_sync_all(self) -> MemorySyncAll:
+        return MemorySyncAll(self)
 
     def modified_ms(self, path: str) -> int:
         return self._inode(path, "reading the status of").modified_ms
