@@ -51,7 +51,7 @@ from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
 from escrowmq.escrow.half_table import new_half_table
-from escrowmq.escrow.recovery import TimeConversion
+from escrowmq.escrow.snapshot import TimeConversion
 from escrowmq.limited_log import LimitedLog
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.message.record import LogOffset, NewRecord

@@ -26,5 +26,6 @@ Read in this order:
     writers.py       writers, batches, fences
     decisions.py     what deciding returns
     coordinator.py   the protocol itself
+    snapshot.py      what shortens a start
     recovery.py      the same state again, from the log
 """

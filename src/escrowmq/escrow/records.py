@@ -109,6 +109,7 @@ _LETTER_BY_STATE: Final = {
 }
 _STATE_BY_LETTER: Final = {letter: state for state, letter in _LETTER_BY_STATE.items()}
 NO_HOST: Final = b"\0" * 8
+OFFSET_DIGITS_MAX: Final = 19  # of fewer digits, no number is too large
 _PLAIN_COMMIT_PROPERTIES: Final = f"TAGS\x01d\x02{OUTCOME}\x01c\x02".encode()
 
 
@@ -640,13 +641,24 @@ class Op:
     reason: str
 
 
+def plain_commit_offset(record: StoredRecord) -> int | None:
+    """Return the half that an op commits, if it is one as producers cause them; else None.
+
+    Most ops are. `decode_op` returns the same for it, and takes several times as long.
+    """
+    if record.properties != _PLAIN_COMMIT_PROPERTIES:
+        return None
+    body = bytes(record.body)
+    return int(body) if body.isdigit() and len(body) < OFFSET_DIGITS_MAX else None
+
+
 def decode_op(record: StoredRecord) -> Op | None:
     """Parse an op; None if it is none. RocketMQ 5 writes several halves, with commas."""
     properties = decode_properties(record.properties)
     parts = bytes(record.body).split(b",")
     if properties.get(names.TAGS) != "d" or not any(parts):
         return None
-    if not all(part.isdigit() and len(part) < 19 for part in parts if part):
+    if not all(part.isdigit() and len(part) < OFFSET_DIGITS_MAX for part in parts if part):
         return None
     return Op(
         [int(part) for part in parts if part],

@@ -68,6 +68,8 @@ _SIZE = struct.Struct(">i")
 # follows the record read before so much. Both are more than most records have.
 _SINGLE_READ_BYTES: Final = 4096
 _SEQUENTIAL_READ_BYTES: Final = 256 << 10
+# Who reads the records of one queue finds those of others between them.
+_SEQUENTIAL_GAP_BYTES: Final = 8 << 10
 # A block for pulls, and what is read behind it so that most records that begin in it are complete.
 _BLOCK_BYTES: Final = 256 << 10
 _BLOCK_MARGIN_BYTES: Final = 16 << 10
@@ -430,7 +432,9 @@ class CommitLog:
                 return window, position
         segment = self._segments[log_offset // self.segment_bytes]
         limit = min(segment.base + self.segment_bytes, self.end)
-        is_sequential = log_offset == self._next_read
+        is_sequential = (
+            0 <= self._next_read <= log_offset <= self._next_read + _SEQUENTIAL_GAP_BYTES
+        )
         read_bytes = _SEQUENTIAL_READ_BYTES if is_sequential else _SINGLE_READ_BYTES
         try:
             data = segment.file.read_at(

@@ -28,6 +28,7 @@ from escrowmq.escrow.records import (
     parse_attempt,
     parse_half,
     parse_immunity_ms,
+    plain_commit_offset,
 )
 from escrowmq.message import names
 from escrowmq.message.broker_marks import remove_broker_properties
@@ -263,6 +264,34 @@ def test_an_op_names_one_half_or_several(body: bytes, halves: list[int] | None) 
     if op is not None:
         assert op.state is None  # RocketMQ's ops do not have it
     assert decode_op(stored_record(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01x\x02"))) is None
+
+
+@given(
+    st.one_of(
+        st.integers(0, 10**19).map(lambda number: b"%d" % number),
+        st.text("0123456789,- x", max_size=22).map(str.encode),
+    ),
+    st.sampled_from(
+        [
+            b"TAGS\x01d\x02ENDED\x01c\x02",
+            b"TAGS\x01d\x02ENDED\x01r\x02",
+            b"TAGS\x01d\x02ENDED\x01c\x02REASON\x01late\x02",
+            b"TAGS\x01d\x02",
+        ]
+    ),
+)
+def test_the_short_way_to_read_an_op_agrees_with_the_long_one(
+    body: bytes, properties: bytes
+) -> None:
+    record = stored_record(NewRecord(names.OP_TOPIC, 0, body, properties))
+    op = decode_op(record)
+    offset = plain_commit_offset(record)
+    if offset is not None:
+        assert op is not None
+        assert (op.half_offsets, op.previous_offsets) == ([offset], [])
+        assert (op.state, op.reason) == (TransactionState.COMMITTED, "")
+    elif properties == b"TAGS\x01d\x02ENDED\x01c\x02":
+        assert op is None or not body.isdigit()
 
 
 @pytest.mark.parametrize("state", TransactionState)

@@ -35,7 +35,7 @@ from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.decisions import AlreadyDecided, Decision
 from escrowmq.escrow.half_table import Half, HalfTable
 from escrowmq.escrow.records import BY_PRODUCER, DecidedBy, Redirect, short_remark
-from escrowmq.escrow.recovery import TimeConversion
+from escrowmq.escrow.snapshot import TimeConversion
 from escrowmq.escrow.writers import Writer, make_decision_record
 from escrowmq.limited_log import LimitedLog
 from escrowmq.message.keys import encode_offset_id

@@ -6,22 +6,23 @@ report a transaction as decided whose decision a power cut has undone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Final
 
 from escrowmq.config import TransactionConfig
 from escrowmq.consume.offsets import ConsumerOffsets
+from escrowmq.errors import StoreError
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.half_table import HalfTable
 from escrowmq.escrow.records import Redirect
-from escrowmq.escrow.recovery import (
+from escrowmq.escrow.recovery import RecoveryResult, recover
+from escrowmq.escrow.snapshot import (
     CoordinatorSnapshot,
-    RecoveryResult,
     TimeConversion,
     UnchangedTimes,
     decode_snapshot,
     encode_snapshot,
-    recover,
 )
 from escrowmq.escrow.writers import DecisionRecord
 from escrowmq.message import names
@@ -128,6 +129,10 @@ class CoordinatorStorage:
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
         self._commit_cursors()
+        # As soon as it may be written: a start reads everything behind it. If that fails, the next
+        # `save` tries again, and reports the error.
+        with contextlib.suppress(StoreError):
+            self._write_pending_snapshot()
 
     def _commit_cursors(self) -> None:
         """Store the cursors that RocketMQ would read, once the log behind them is durable."""
@@ -151,14 +156,7 @@ class CoordinatorStorage:
 
         `force`: take one if the log has grown at all.
         """
-        if (
-            self._pending_snapshot is not None
-            and self._store.flushed_offset >= self._pending_snapshot.log_offset
-        ):
-            data = encode_snapshot(self._pending_snapshot)
-            save_snapshot(self._disk, TRANSACTIONS_PATH, data)
-            self._saved_log_end = self._pending_snapshot.log_offset
-            self._pending_snapshot = None
+        self._write_pending_snapshot()
         growth = self._store.end - max(self._saved_log_end, 0)
         if self._pending_snapshot is None and (
             growth >= SNAPSHOT_INTERVAL_BYTES or (force and growth)
@@ -166,8 +164,15 @@ class CoordinatorStorage:
             self.coordinator.purge_below(self._store.min_offset(names.HALF_TOPIC, 0))
             self.coordinator.writers.purge_below(self._store.begin)
             self._pending_snapshot = self._make_snapshot()
-            if self._store.flushed_offset >= self._pending_snapshot.log_offset:
-                self.save()
+            self._write_pending_snapshot()
+
+    def _write_pending_snapshot(self) -> None:
+        """Write the snapshot that was taken, if everything that it depends on is flushed."""
+        snapshot = self._pending_snapshot
+        if snapshot is not None and self._store.flushed_offset >= snapshot.log_offset:
+            save_snapshot(self._disk, TRANSACTIONS_PATH, encode_snapshot(snapshot))
+            self._saved_log_end = snapshot.log_offset
+            self._pending_snapshot = None
 
     def _make_snapshot(self) -> CoordinatorSnapshot:
         coordinator, store = self.coordinator, self._store
