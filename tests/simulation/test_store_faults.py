@@ -65,6 +65,11 @@ def continue_after_error(run: StoreRun) -> None:
 def test_a_failed_call_of_the_scenario_loses_nothing(
     error: type[Exception], is_permanent: bool, continues: bool
 ) -> None:
+    fail_calls(error, is_permanent, continues)
+
+
+def fail_calls(error: type[Exception], is_permanent: bool, continues: bool) -> None:
+    """Let calls of the scenario fail, each in a run of its own, and check what a crash leaves."""
     for call in calls_to_fail(error, is_permanent, continues):
         disk = FaultyDisk(seed=call, error=error)
         disk.fail_from, disk.fail_at = (call, None) if is_permanent else (None, call)
@@ -86,20 +91,7 @@ def test_a_failed_call_loses_nothing_if_queues_are_flushed_at_once(
     monkeypatch: pytest.MonkeyPatch, is_permanent: bool
 ) -> None:
     monkeypatch.setattr(checkpoint, "QUEUES_SYNCED_AT_ONCE_MIN", 2)
-    error = StoreFailed
-    for call in calls_to_fail(error, is_permanent, True):
-        disk = FaultyDisk(seed=call, error=error)
-        disk.fail_from, disk.fail_at = (call, None) if is_permanent else (None, call)
-        run = StoreRun(Random(1), disk)
-        run_error = scenario_error(run)
-        if run_error is None and disk.calls < call:
-            break
-        if run_error is not None:
-            continue_after_error(run)
-        run.crash(disk.power_cut(Random(call), "mixed"))
-        run.open()
-        run.check()
-    assert call > 100
+    fail_calls(StoreFailed, is_permanent, continues=True)
 
 
 @pytest.mark.slow

@@ -44,6 +44,17 @@ def run_with_power_cut(power_cut_at: int) -> tuple[StoreRun, bool]:
     return run, True
 
 
+def check_after_power_cut(run: StoreRun, seed: int, survival: Survival) -> None:
+    """Open what a power cut leaves, check it, and go on with it."""
+    run_after_cut = run.after_crash(Random(seed), run.disk.power_cut(Random(seed), survival))
+    run_after_cut.open()
+    run_after_cut.check()
+    run_after_cut.append([10, 20])
+    run_after_cut.close()
+    run_after_cut.open()
+    run_after_cut.check()
+
+
 @pytest.mark.slow
 @pytest.mark.both_paths
 @pytest.mark.parametrize("survival", ["none", "all", "mixed"])
@@ -53,15 +64,7 @@ def test_a_power_cut_at_any_call_loses_nothing_durable(survival: Survival) -> No
         run, is_complete = run_with_power_cut(power_cut_at)
         # Another seed for each call, or a short run would tear all of them in the same way.
         for seed in range(power_cut_at, power_cut_at + mixtures):
-            run_after_cut = run.after_crash(
-                Random(seed), run.disk.power_cut(Random(seed), survival)
-            )
-            run_after_cut.open()
-            run_after_cut.check()
-            run_after_cut.append([10, 20])
-            run_after_cut.close()
-            run_after_cut.open()
-            run_after_cut.check()
+            check_after_power_cut(run, seed, survival)
         if is_complete:
             break
     assert power_cut_at > 100
@@ -74,15 +77,7 @@ def test_a_power_cut_loses_nothing_durable_if_queues_are_flushed_at_once(
     monkeypatch.setattr(checkpoint, "QUEUES_SYNCED_AT_ONCE_MIN", 2)
     for power_cut_at in itertools.count(1, 1 if IS_LONG_RUN else 3):
         run, is_complete = run_with_power_cut(power_cut_at)
-        run_after_cut = run.after_crash(
-            Random(power_cut_at), run.disk.power_cut(Random(power_cut_at), "mixed")
-        )
-        run_after_cut.open()
-        run_after_cut.check()
-        run_after_cut.append([10, 20])
-        run_after_cut.close()
-        run_after_cut.open()
-        run_after_cut.check()
+        check_after_power_cut(run, power_cut_at, "mixed")
         if is_complete:
             break
     assert power_cut_at > 100
