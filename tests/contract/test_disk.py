@@ -457,5 +457,4 @@ def test_a_power_cut_takes_what_was_not_flushed(is_flushed: bool) -> None:
     if is_flushed:
         sync_all.run()
     after = disk.power_cut(Random(1), "none")
-    expected = b"data\0\0\0\0" if is_flushed else b""
-    assert (content(after, "a") if is_flushed else content(after, "a").strip(b"\0")) == expected
+    assert content(after, "a").startswith(b"data") == is_flushed

@@ -140,8 +140,8 @@ class CheckHistories:
         index = self._saved_index(queue_offset)
         if index >= len(self._saved) // CHECK_HISTORY.size:
             return NO_CHECKS
-        found, checked_ms, checks, unknown_answers = self._saved_at(index)
-        if found != queue_offset:
+        saved_offset, checked_ms, checks, unknown_answers = self._saved_at(index)
+        if saved_offset != queue_offset:
             return NO_CHECKS
         remark = next(iter(self.saved_remarks_between(queue_offset, queue_offset + 1)), "")
         return CheckHistory(checks, checked_ms + self.shift_ms, unknown_answers, remark)
