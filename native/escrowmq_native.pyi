@@ -71,6 +71,17 @@ class HalfTable:
     def check_histories(
         self, interval_ms: Callable[[str, str, int], int]
     ) -> tuple[bytes, dict[str, bytes]]: ...
+    def restore(
+        self,
+        first_offset: int,
+        entries: bytes,
+        data: bytes,
+        data_begin: int,
+        times: Callable[[str, str, int, int], tuple[int, int, int]],
+    ) -> list[tuple[int, int]]: ...
+    def plain_commits(
+        self, first_offset: int, entries: bytes, data: bytes, data_begin: int
+    ) -> bytes: ...
     def restore_checks(
         self, histories: bytes, shift_ms: int, interval_ms: Callable[[str, str, int], int]
     ) -> list[tuple[int, bytes]]: ...

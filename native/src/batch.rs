@@ -50,9 +50,9 @@ const BATCH_PULLED_BYTES_MAX: usize = 8 << 20;
 const CLIENT_SYS_FLAGS: i32 = 0x703;
 const TRANSACTION_COMMIT: i32 = 8;
 const HALF_TOPIC: &str = "RMQ_SYS_TRANS_HALF_TOPIC";
-const OP_TOPIC: &str = "RMQ_SYS_TRANS_OP_HALF_TOPIC";
+pub const OP_TOPIC: &str = "RMQ_SYS_TRANS_OP_HALF_TOPIC";
 const OP_TAGS_CODE: i64 = b'd' as i64;
-const COMMIT_PROPERTIES: &[u8] = b"TAGS\x01d\x02ENDED\x01c\x02";
+pub const COMMIT_PROPERTIES: &[u8] = b"TAGS\x01d\x02ENDED\x01c\x02";
 const ROLLBACK_PROPERTIES: &[u8] = b"TAGS\x01d\x02ENDED\x01r\x02KEYS\x01";
 
 /// What may be stored. It changes with the settings of the broker.

@@ -848,6 +848,26 @@ impl HalfTable {
         restore::restore(slf, &window, times)
     }
 
+    /// Return the halves that plain ops commit, as 64-bit numbers; see `restore::plain_commits`.
+    fn plain_commits<'py>(
+        &self,
+        py: Python<'py>,
+        first_offset: i64,
+        entries: &[u8],
+        data: &[u8],
+        data_begin: i64,
+    ) -> Bound<'py, PyBytes> {
+        let window = RecordWindow {
+            first_offset,
+            entries,
+            data,
+            data_begin,
+        };
+        let halves = restore::plain_commits(&window);
+        let packed: Vec<u8> = halves.iter().flat_map(|half| half.to_ne_bytes()).collect();
+        PyBytes::new(py, &packed)
+    }
+
     fn remove(&mut self, py: Python<'_>, half: Py<Half>) -> PyResult<()> {
         let queue_offset = half.borrow(py).queue_offset;
         self.remove_at(py, queue_offset)

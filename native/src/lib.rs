@@ -22,7 +22,7 @@ pub mod escrowmq_native {
 
     /// escrowmq uses this module only if both have the same number; see escrowmq/native.py.
     #[pymodule_export]
-    const INTERFACE_VERSION: u32 = 3;
+    const INTERFACE_VERSION: u32 = 4;
 
     #[pymodule_export]
     use crate::batch::{Applied, Batch, PlainRequests};

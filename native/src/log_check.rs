@@ -70,6 +70,30 @@ impl RecordCheck<'_> {
         })
     }
 
+    /// Return body and properties of a record without its seal, if it is exactly the expected one
+    /// and its checksum is right.
+    pub fn parts_of<'d>(
+        &self,
+        record: &'d [u8],
+        log_offset: i64,
+        queue_offset: i64,
+    ) -> Option<(&'d [u8], &'d [u8])> {
+        let (bytes, body) = self.expected_record(record, log_offset, queue_offset)?;
+        if bytes.len() != record.len() || !has_right_checksum(bytes, body) {
+            return None;
+        }
+        let length_at = HEAD_BYTES + body.len() + self.topic_field.len();
+        let (length, properties) = record[length_at..].split_at_checked(2)?;
+        if usize::from(u16::from_be_bytes([length[0], length[1]])) != properties.len() {
+            return None;
+        }
+        let kept = match properties.len().checked_sub(SEAL_BYTES) {
+            Some(end) if properties[end..].starts_with(SEAL_NAME) => &properties[..end],
+            _ => properties,
+        };
+        Some((body, kept))
+    }
+
     /// Return whether data that begins at a log offset are records that follow each other.
     fn range_is_right(&self, data: &[u8], log_offset: i64, mut queue_offset: i64) -> bool {
         let mut position = 0;

@@ -1,17 +1,20 @@
-//! Restore open half messages from the log at a start, many at a time.
+//! Restore open half messages from the log at a start, and read decisions, many at a time.
 //!
-//! escrow/recovery.py does the same one by one and is the specification. It handles every half that
-//! is unusual in any way: this module stops in front of the first one.
+//! escrow/recovery.py does the same one by one and is the specification. It handles every half and
+//! every op that is unusual in any way: this module stops in front of the first one.
 
 use std::sync::Arc;
 
 use memchr::memmem::Finder;
 use pyo3::prelude::*;
 
+use crate::batch::{COMMIT_PROPERTIES, OP_TOPIC};
 use crate::half::{Half, HalfTable, Name};
+use crate::log_check::RecordCheck;
 
 const ENTRY_BYTES: usize = 20;
 const MAGIC_V1: u32 = 0xDAA3_20A7;
+const OFFSET_DIGITS_MAX: usize = 18;
 const BORN_HOST_IPV6: u32 = 0x10;
 const STORE_HOST_IPV6: u32 = 0x20;
 const SEAL_BYTES: usize = 20;
@@ -58,7 +61,7 @@ impl Last {
     }
 }
 
-/// Neighbouring records of the half topic: their queue entries, and a part of the log with them.
+/// Neighbouring records of one queue: their queue entries, and a part of the log with them.
 pub struct RecordWindow<'a> {
     pub first_offset: i64,
     pub entries: &'a [u8],
@@ -128,6 +131,35 @@ pub fn restore(
         }
     }
     Ok(runs)
+}
+
+/// Return the halves that the ops of a window commit, up to the first op that is not plain.
+///
+/// An op is plain if it is exactly what this crate writes for a commit, and its checksum is right.
+pub fn plain_commits(window: &RecordWindow<'_>) -> Vec<i64> {
+    let mut topic_field = vec![OP_TOPIC.len() as u8];
+    topic_field.extend(OP_TOPIC.as_bytes());
+    let check = RecordCheck {
+        magic: MAGIC_V1,
+        topic_field: &topic_field,
+        queue_id: 0,
+    };
+    let offsets = window.first_offset..;
+    offsets
+        .zip(window.entries.chunks_exact(ENTRY_BYTES))
+        .map_while(|(queue_offset, entry)| {
+            let (log_offset, size) = (get_i64(entry, 0), get_u32(entry, 8));
+            let record = record_at(window, log_offset, size)?;
+            let (body, properties) = check.parts_of(record, log_offset, queue_offset)?;
+            let is_plain = properties == COMMIT_PROPERTIES
+                && (1..=OFFSET_DIGITS_MAX).contains(&body.len())
+                && body.iter().all(u8::is_ascii_digit);
+            if !is_plain {
+                return None;
+            }
+            std::str::from_utf8(body).ok()?.parse().ok()
+        })
+        .collect()
 }
 
 /// Searches that are prepared once for many records. Preparing them took longer than the searches.

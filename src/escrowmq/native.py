@@ -23,7 +23,7 @@ from typing import Final
 
 # The interface between both distributions. It changes whenever one has to know of a change in the
 # other, so that no combination of versions runs that was never tested.
-INTERFACE_VERSION: Final = 3
+INTERFACE_VERSION: Final = 4
 SWITCH: Final = "ESCROWMQ_NATIVE"
 
 

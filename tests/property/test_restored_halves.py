@@ -1,7 +1,8 @@
-"""A start with the native table restores the same halves as one with the table in Python."""
+"""A start with the native table restores the same halves and decisions as one in Python."""
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.escrow.half_table import Half
+from escrowmq.message.names import OP_TOPIC
 from escrowmq.native import SWITCH, load_native
 from tests.support.broker_requests import send_request
 from tests.support.escrows import COMMIT, ROLLBACK, UNKNOWN, EscrowBench
@@ -96,3 +98,44 @@ def test_the_native_table_restores_plain_halves_by_itself() -> None:
     runs = table.restore(0, entries, data, begin, lambda *_: (1, 2, 1 << 62))
     assert runs == [(2, 50)]
     assert len(table) == 50
+
+
+def committed_ops(bench: EscrowBench, count: int) -> bytes:
+    """Commit halves, and return what the native table reads of their ops."""
+    for position in [bench.park(f"k{number}") for number in range(count)]:
+        bench.end(position, COMMIT)
+    return read_commits(bench)
+
+
+def read_commits(bench: EscrowBench, *, flipped_byte: int | None = None) -> bytes:
+    window = bench.store.record_window(OP_TOPIC, 0, 0, 1 << 20)
+    assert window is not None
+    assert NATIVE.module is not None
+    data = bytearray(window.data)
+    if flipped_byte is not None:
+        data[flipped_byte] ^= 1
+    table = NATIVE.module.HalfTable(decided_max=1)
+    packed = table.plain_commits(0, window.entries, bytes(data), window.data_begin)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def test_the_native_table_reads_plain_commits_by_itself() -> None:
+    assert array("q", committed_ops(EscrowBench(), 50)) == array("q", range(50))
+
+
+def test_the_native_table_stops_in_front_of_an_op_that_is_no_plain_commit() -> None:
+    bench = EscrowBench()
+    committed_ops(bench, 3)
+    bench.end(bench.park("other"), ROLLBACK)
+    bench.end(bench.park("last"), COMMIT)
+    assert array("q", read_commits(bench)) == array("q", range(3))
+
+
+def test_the_native_table_reads_no_damaged_op() -> None:
+    bench = EscrowBench()
+    committed_ops(bench, 1)
+    window = bench.store.record_window(OP_TOPIC, 0, 0, 1)
+    assert window is not None
+    readable = [n for n in range(len(window.data)) if read_commits(bench, flipped_byte=n)]
+    assert readable == []

@@ -190,6 +190,15 @@ class HalfTable(Protocol):
         other, that have it. A table may add fewer halves than it could, or none.
         """
 
+    def plain_commits(
+        self, first_offset: int, entries: bytes, data: bytes, data_begin: int
+    ) -> bytes:
+        """Return the halves that ops commit, up to the first op that is no plain commit.
+
+        The ops are given as the halves of `restore` are. The result has a 64-bit number for each
+        op. A table may read fewer ops than it could, or none.
+        """
+
     def strand(self, half: Half) -> None: ...
     def find(self, queue_offset: int) -> Half | None: ...
 
@@ -345,6 +354,11 @@ class PythonHalfTable:
         self, first_offset: int, entries: bytes, data: bytes, data_begin: int, times: RestoredTimes
     ) -> list[tuple[int, int]]:
         return []  # recovery restores halves one by one, and this would be the same
+
+    def plain_commits(
+        self, first_offset: int, entries: bytes, data: bytes, data_begin: int
+    ) -> bytes:
+        return b""  # recovery reads ops one by one, and this would be the same
 
     def strand(self, half: Half) -> None:
         half.is_stranded = True

@@ -72,7 +72,8 @@ log = logging.getLogger(__name__)
 # takes a quarter of a second. RocketMQ may have delivered a half that we parked and have lost the
 # op in a crash; then the delivered message is the only trace of it.
 TAKEOVER_LOOKUPS_MAX: Final = 10_000
-SINGLE_HALVES_MAX: Final = 4_096  # read one by one before the table is offered many again
+SINGLE_RECORDS_MAX: Final = 4_096  # read one by one before the table is offered many again
+WINDOW_OPS_MAX: Final = 4_096  # offered to the table at once
 RECENT_HALVES_MAX: Final = 16_384  # whose keys are read at a start, in a fraction of a second
 
 
@@ -186,9 +187,11 @@ def recover(
     return result
 
 
-def _read_records(store: RecoveryLog, topic: str, begin: int) -> Iterator[tuple[int, StoredRecord]]:
+def _read_records(
+    store: RecoveryLog, topic: str, begin: int, end: int | None = None
+) -> Iterator[tuple[int, StoredRecord]]:
     """Yield queue offset and record; log those that cannot be read."""
-    for queue_offset in range(begin, store.max_offset(topic, 0)):
+    for queue_offset in range(begin, store.max_offset(topic, 0) if end is None else end):
         log_offset = store.log_offset_of(topic, 0, queue_offset)
         if log_offset is None:
             continue
@@ -201,9 +204,53 @@ def _read_records(store: RecoveryLog, topic: str, begin: int) -> Iterator[tuple[
 def _read_ops(
     coordinator: TransactionCoordinator, store: RecoveryLog, begin: int, result: RecoveryResult
 ) -> None:
+    coordinator.cursors.op_offset = begin
+    offset, end = begin, store.max_offset(names.OP_TOPIC, 0)
+    single_count = 1
+    while offset < end:
+        # Most ops are plain commits, and the table may be able to read many at once.
+        count = _read_plain_commits(coordinator, store, offset, end)
+        offset += count
+        result.op_count += count
+        single_count = 1 if count else min(2 * single_count, SINGLE_RECORDS_MAX)
+        single_end = min(end, offset + single_count)
+        _read_ops_one_by_one(coordinator, store, offset, single_end, result)
+        offset = single_end
+
+
+def _read_plain_commits(
+    coordinator: TransactionCoordinator, store: RecoveryLog, begin: int, end: int
+) -> int:
+    """Let the table read plain commits from an offset on, and return how many it read."""
+    states, offset = coordinator.states, begin
+    while True:
+        window = store.record_window(names.OP_TOPIC, 0, offset, min(end, offset + WINDOW_OPS_MAX))
+        if window is None:
+            break
+        committed = array("q")
+        committed.frombytes(
+            coordinator.halves.plain_commits(offset, window.entries, window.data, window.data_begin)
+        )
+        coordinator.cursors.add_ops(offset, committed)
+        for queue_offset in committed:
+            recorded = states.get(queue_offset)
+            if recorded is not None and not recorded.is_decided:
+                states.put(queue_offset, COMMITTED)
+        offset += len(committed)
+        if len(committed) < window.count:
+            break  # the next one is not plain
+    return offset - begin
+
+
+def _read_ops_one_by_one(
+    coordinator: TransactionCoordinator,
+    store: RecoveryLog,
+    begin: int,
+    end: int,
+    result: RecoveryResult,
+) -> None:
     states, cursors = coordinator.states, coordinator.cursors
-    cursors.op_offset = begin
-    for op_offset, record in _read_records(store, names.OP_TOPIC, begin):
+    for op_offset, record in _read_records(store, names.OP_TOPIC, begin, end):
         result.op_count += 1
         committed = plain_commit_offset(record)
         if committed is not None:
@@ -314,7 +361,7 @@ def _read_undecided_halves(
             count = _restore_many(coordinator, store, offset, min(end, open_end), checks, times)
             offset += count
             result.half_count += count
-            single_count = 1 if count else min(2 * single_count, SINGLE_HALVES_MAX)
+            single_count = 1 if count else min(2 * single_count, SINGLE_RECORDS_MAX)
             single_end = min(end, offset + single_count)
             for summary in store.record_summaries(names.HALF_TOPIC, 0, offset, single_end):
                 _report_gap(coordinator, offset, summary.queue_offset)
