@@ -83,7 +83,7 @@ impl Grants {
         &self,
         host: Host,
         topic: &[u8],
-        fields: SignedFields<'_>,
+        fields: &mut SignedFields<'_>,
         properties: &[u8],
         body: &[u8],
     ) -> Access<'_> {
@@ -106,7 +106,7 @@ impl Grants {
 }
 
 impl Account {
-    fn has_signed(&self, mut fields: SignedFields<'_>, properties: &[u8], body: &[u8]) -> bool {
+    fn has_signed(&self, fields: &mut SignedFields<'_>, properties: &[u8], body: &[u8]) -> bool {
         let Some(signature) = decode_digest(fields.signature) else {
             return false;
         };

@@ -235,10 +235,10 @@ struct Connection<'py> {
 }
 
 /// A request with all that its signature covers.
-struct SignedRequest<'a> {
+struct SignedRequest<'a, 's> {
     head: Head,
-    signed: SignedFields<'a>,
-    properties: &'a [u8], // of a send, decoded
+    signed: Option<&'s mut SignedFields<'a>>, // None where clients need no account
+    properties: &'a [u8],                     // of a send, decoded
     body: &'a [u8],
 }
 
@@ -331,28 +331,29 @@ impl PlainRequests {
         let header_bytes = u32::from_be_bytes([0, frame[5], frame[6], frame[7]]) as usize;
         let (header, body) = frame[PREFIX_BYTES..].split_at(header_bytes);
         let mut properties = std::mem::take(&mut self.properties);
-        let is_plain = match header::parse(header, &mut properties) {
-            Some((head, PlainHeader::Send(send), signed)) if !batch.has_pulls_of(connection) => {
+        let mut signed = self.grants.is_some().then(SignedFields::default);
+        let is_plain = match header::parse(header, &mut properties, signed.as_mut()) {
+            Some((head, PlainHeader::Send(send))) if !batch.has_pulls_of(connection) => {
                 let request = SignedRequest {
                     head,
-                    signed,
+                    signed: signed.as_mut(),
                     properties: &properties,
                     body,
                 };
                 self.read_send(py, batch, connection, request, &send)?
             }
-            Some((head, PlainHeader::End(end), signed))
+            Some((head, PlainHeader::End(end)))
                 if body.is_empty() && !batch.has_pulls_of(connection) =>
             {
                 let request = SignedRequest {
                     head,
-                    signed,
+                    signed: signed.as_mut(),
                     properties: b"",
                     body,
                 };
                 self.read_end(py, batch, connection, request, &end)
             }
-            Some((head, PlainHeader::Pull(pull), _)) if body.is_empty() && !head.is_oneway => {
+            Some((head, PlainHeader::Pull(pull))) if body.is_empty() && !head.is_oneway => {
                 self.read_pull(py, batch, connection, head, &pull)
             }
             _ => false,
@@ -393,19 +394,22 @@ impl PlainRequests {
         py: Python<'_>,
         batch: &mut Batch,
         connection: &Connection<'_>,
-        request: SignedRequest<'_>,
+        request: SignedRequest<'_, '_>,
         topic: &[u8],
     ) -> bool {
-        let Some(grants) = &self.grants else {
-            return true;
-        };
-        let [a, b, c, d, ..] = connection.host;
         let SignedRequest {
             signed,
             properties,
             body,
             ..
         } = request;
+        let Some(grants) = &self.grants else {
+            return true;
+        };
+        let Some(signed) = signed else {
+            return false;
+        };
+        let [a, b, c, d, ..] = connection.host;
         match grants.check([a, b, c, d], topic, signed, properties, body) {
             Access::Open => true,
             Access::Granted(account) => {
@@ -429,7 +433,7 @@ impl PlainRequests {
         py: Python<'_>,
         batch: &mut Batch,
         connection: &Connection<'_>,
-        request: SignedRequest<'_>,
+        request: SignedRequest<'_, '_>,
         send: &SendHeader<'_>,
     ) -> PyResult<bool> {
         let SignedRequest {
@@ -604,7 +608,7 @@ impl PlainRequests {
         py: Python<'_>,
         batch: &mut Batch,
         connection: &Connection<'_>,
-        request: SignedRequest<'_>,
+        request: SignedRequest<'_, '_>,
         end: &EndHeader<'_>,
     ) -> bool {
         let head = request.head;

@@ -15,7 +15,7 @@ mod record;
 #[path = "../../src/response.rs"]
 mod response;
 
-use header::PlainHeader;
+use header::{PlainHeader, SignedFields};
 use libfuzzer_sys::fuzz_target;
 use record::{Fields, Parts};
 
@@ -30,7 +30,8 @@ fuzz_target!(|data: &[u8]| {
 
 fn read_header(data: &[u8]) {
     let mut decoded = b"of the request before".to_vec();
-    let Some((head, fields, mut signed)) = header::parse(data, &mut decoded) else {
+    let mut signed = SignedFields::default();
+    let Some((head, fields)) = header::parse(data, &mut decoded, Some(&mut signed)) else {
         return;
     };
     assert!(
