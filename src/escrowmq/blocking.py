@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from escrowmq.client.access import Access
 from escrowmq.client.consumer import consumer as consumers
@@ -478,12 +478,29 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         while (message := self.next_message()) is not None:
             yield message
 
-    def receive(self) -> ReceivedMessage:
-        """Wait for the next message. Acknowledges the one before.
+    @overload
+    def receive(self) -> ReceivedMessage: ...
 
-        Raises NotSent if the consumer is closed.
+    @overload
+    def receive(self, *, timeout_s: float | None) -> ReceivedMessage | None: ...
+
+    def receive(self, *, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """Wait for the next message. Acknowledges the one before, also if no message comes.
+
+        Return None if none came within `timeout_s`; 0 does not wait, and None waits without end.
+        Raises ClientClosed if the consumer is closed.
         """
-        return self._run(self._inner.receive())
+        return self._run(self._inner.receive(timeout_s=timeout_s))
+
+    def receive_batch(
+        self, max_messages: int = consumers.RECEIVE_BATCH_SIZE, *, timeout_s: float | None = None
+    ) -> list[ReceivedMessage]:
+        """Wait for a message, and return it with others; see `escrowmq.Consumer.receive_batch`.
+
+        Acknowledges all messages of the call before. Return an empty list if none came within
+        `timeout_s`.
+        """
+        return self._run(self._inner.receive_batch(max_messages, timeout_s=timeout_s))
 
     def next_message(self) -> ReceivedMessage | None:
         """Wait for the next message, as `receive` does; return None if the consumer is closed."""

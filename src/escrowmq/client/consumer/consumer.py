@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from escrowmq.client.access import Access
 from escrowmq.client.consumer.broker_requests import BrokerRequests
@@ -31,11 +31,12 @@ from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage
 from escrowmq.client.producer.request_reply import send_reply
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.errors import LocalProtocolError, NotSent
+from escrowmq.errors import ClientClosed, LocalProtocolError
 from escrowmq.message.filter import FilterLike, Subscriptions, parse_filter
 
 log = logging.getLogger(__name__)
 
+RECEIVE_BATCH_SIZE: Final = 32
 # A message that could not be sent back to its broker is delivered here again after this time.
 REDELIVERY_DELAY_S: Final = 5.0
 
@@ -123,7 +124,7 @@ class Consumer:
         # Delivered messages by their id(): equal messages can be delivered twice, and users only
         # hand the message back.
         self._in_flight: dict[int, tuple[QueueFetcher, Delivery]] = {}
-        self._current: ReceivedMessage | None = None  # the message of an iteration
+        self._current: list[ReceivedMessage] = []  # what the last receive or iteration returned
         self._workers: list[asyncio.Task[None]] = []
         self._retry_timers: set[asyncio.TimerHandle] = set()
         self._is_started = False
@@ -265,26 +266,60 @@ class Consumer:
             yield message
             self._acknowledge()
 
-    async def receive(self) -> ReceivedMessage:
-        """Wait for the next message. Acknowledges the one before.
+    @overload
+    async def receive(self) -> ReceivedMessage: ...
 
-        Raises NotSent if the consumer is closed.
+    @overload
+    async def receive(self, *, timeout_s: float | None) -> ReceivedMessage | None: ...
+
+    async def receive(self, *, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """Wait for the next message. Acknowledges the one before, also if no message comes.
+
+        Return None if none came within `timeout_s`; 0 does not wait, and None waits without end.
+        Raises ClientClosed if the consumer is closed.
         """
-        message = await self.next_message()
-        if message is None:
-            raise NotSent("the consumer is closed")
-        return message
+        messages = await self.receive_batch(1, timeout_s=timeout_s)
+        return messages[0] if messages else None
+
+    async def receive_batch(
+        self, max_messages: int = RECEIVE_BATCH_SIZE, *, timeout_s: float | None = None
+    ) -> list[ReceivedMessage]:
+        """Wait for a message, and return it with others that have arrived, up to `max_messages`.
+
+        Acknowledges all messages of the call before, except those given to `retry_later`. If the
+        block of the consumer is left by an exception, the last batch comes again as a whole. An
+        orderly consumer returns at most one message of each queue.
+
+        Return an empty list if none came within `timeout_s`; 0 does not wait, and None waits
+        without end. Raises ClientClosed if the consumer is closed, and ValueError if
+        `max_messages` is below 1.
+        """
+        if max_messages < 1:
+            raise ValueError(f"max_messages must be at least 1, not {max_messages}")
+        messages = await self._next_messages(max_messages, timeout_s)
+        if messages is None:
+            raise ClientClosed("the consumer is closed; create a new one to receive more")
+        return messages
 
     async def next_message(self) -> ReceivedMessage | None:
         """Wait for the next message, as `receive` does; return None if the consumer is closed."""
+        messages = await self._next_messages(1, None)
+        return messages[0] if messages else None
+
+    async def _next_messages(
+        self, max_messages: int, timeout_s: float | None
+    ) -> list[ReceivedMessage] | None:
+        """Acknowledge the messages before and return the next ones; None once closed."""
         self._acknowledge()
-        entry = await self._rebalancer.delivery_queue.get()
-        self._current = None if entry is None else self._deliver(*entry)
-        return self._current
+        entries = await self._rebalancer.delivery_queue.get_batch(max_messages, timeout_s)
+        if entries is not None:
+            self._current = [self._deliver(*entry) for entry in entries]
+            return list(self._current)
+        return None
 
     def _acknowledge(self) -> None:
-        if self._current is not None:
-            message, self._current = self._current, None
+        messages, self._current = self._current, []
+        for message in messages:
             self._mark_done(message)
 
     # --- retries and replies ---------------------------------------------------------------------

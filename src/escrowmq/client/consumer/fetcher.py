@@ -439,6 +439,26 @@ class DeliveryQueue(Generic[Q, M]):
                 return queue, message
         return None
 
+    async def get_batch(
+        self, max_messages: int, timeout_s: float | None
+    ) -> list[tuple[Q, M]] | None:
+        """Wait for a message, and return it with others that are there; None once closed.
+
+        The list is empty if no message came within `timeout_s`; None waits without end.
+        """
+        if (first := self.get_nowait()) is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    first = await self.get()
+            except TimeoutError:
+                return []
+        if first is None:
+            return None
+        batch = [first]
+        while len(batch) < max_messages and (entry := self.get_nowait()) is not None:
+            batch.append(entry)
+        return batch
+
     def release(self, queue: Q) -> None:
         """Allow the next message of an orderly queue."""
         self._delivered.discard(queue)

@@ -138,16 +138,8 @@ class LiteConsumer:
         Acknowledges the messages of the poll before.
         """
         self._acknowledge()
-        delivery_queue = self._rebalancer.delivery_queue
-        try:
-            async with asyncio.timeout(timeout_s):
-                entry = await delivery_queue.get()
-        except TimeoutError:
-            return []
-        while entry is not None:
-            self._unacknowledged.append(entry)
-            is_full = len(self._unacknowledged) >= max_messages
-            entry = None if is_full else delivery_queue.get_nowait()
+        entries = await self._rebalancer.delivery_queue.get_batch(max_messages, timeout_s)
+        self._unacknowledged = entries or []
         return [delivery.message for _, delivery in self._unacknowledged]
 
     def _acknowledge(self) -> None:
