@@ -506,9 +506,19 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         """Wait for the next message, as `receive` does; return None if the consumer is closed."""
         return self._run(self._inner.next_message())
 
-    def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+    def retry_later(
+        self,
+        message: ReceivedMessage,
+        *,
+        delay_level: int = 0,
+        cause: BaseException | str | None = None,
+    ) -> None:
         """Have the message delivered again later; see `escrowmq.Consumer.retry_later`."""
-        self._run(self._inner.retry_later(message, delay_level=delay_level))
+        self._run(self._inner.retry_later(message, delay_level=delay_level, cause=cause))
+
+    def dead_letter(self, message: ReceivedMessage, *, cause: BaseException | str) -> None:
+        """Move a message to the dead letters of the group; see `escrowmq.Consumer.dead_letter`."""
+        self._run(self._inner.dead_letter(message, cause=cause))
 
     def reply(
         self,

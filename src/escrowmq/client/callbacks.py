@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextvars import Context
+from functools import cache
 from typing import Any, Final
 
 from escrowmq.errors import CallbackFailed
+from escrowmq.message.delivery_failure import FailureReport
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +87,33 @@ def describe(error: BaseException) -> str:
     except BaseException:  # this is code of the application too
         text = f"{type(error).__name__} (its text cannot be shown)"
     return shorten(text)
+
+
+def failure_report(cause: BaseException | str | None, *, attempts: int = 0) -> FailureReport:
+    """Return what a consumer tells its broker about a delivery that failed.
+
+    The cause is the exception of a handler, or a text of the application.
+    """
+    error_type, text = "", ""
+    if isinstance(cause, str):
+        text = cause
+    elif cause is not None:
+        # What an application raised that would have ended the event loop is the cause of this one.
+        if isinstance(cause, CallbackFailed) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        error_type = type(cause).__qualname__
+        if (module := type(cause).__module__) != "builtins":
+            error_type = f"{module}.{error_type}"
+        try:
+            text = str(cause)
+        except BaseException:  # this is code of the application too
+            text = "its text cannot be shown"
+    return FailureReport.cleaned(error_type, text, _host_name(), attempts)
+
+
+@cache
+def _host_name() -> str:
+    return socket.gethostname()
 
 
 def shorten(text: str) -> str:

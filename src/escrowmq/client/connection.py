@@ -70,6 +70,7 @@ class ClientConnection(asyncio.Protocol):
         self._has_written = False  # something was written in this turn
         self._is_sweeping = False
         self.is_open = True
+        self.is_escrowmq: bool | None = None  # set by `heartbeat.is_escrowmq`
 
     @classmethod
     async def connect(

@@ -15,7 +15,6 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from escrowmq.client.access import Access
 from escrowmq.client.callbacks import keep_running
@@ -54,6 +53,21 @@ HEARTBEAT_S: Final = 30.0
 POLL_INTERVAL_S: Final = 1.0
 
 
+async def is_escrowmq(
+    connection: ClientConnection, *, timeout_s: float = RESPONSE_TIMEOUT_S
+) -> bool:
+    """Return whether the broker is an EscrowMQ broker, asking it once for each connection.
+
+    An Apache RocketMQ broker does not know the request that is sent to it. Raises TransportError.
+    """
+    if connection.is_escrowmq is None:
+        reply = await connection.call(
+            RequestCode.QUERY_WRITER, WriterHeader(writer="-"), timeout_s=timeout_s
+        )
+        connection.is_escrowmq = reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    return connection.is_escrowmq
+
+
 class ProducerHeartbeat:
     """Keeps a producer registered with brokers.
 
@@ -84,7 +98,6 @@ class ProducerHeartbeat:
         self._has_checkers = has_checkers
         self._registered: dict[str, ClientConnection] = {}  # by address
         self._registering: dict[ClientConnection, asyncio.Task[None]] = {}
-        self._escrowmq_connections: WeakKeyDictionary[ClientConnection, bool] = WeakKeyDictionary()
         self._wake_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -119,14 +132,7 @@ class ProducerHeartbeat:
         Such a broker remembers how transactions ended, so an end may be repeated, and it counts
         a delay from the commit. A RocketMQ broker does not know the request that is sent to it.
         """
-        is_escrowmq = self._escrowmq_connections.get(connection)
-        if is_escrowmq is None:
-            reply = await connection.call(
-                RequestCode.QUERY_WRITER, WriterHeader(writer="-"), timeout_s=self._timeout_s
-            )
-            is_escrowmq = reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-            self._escrowmq_connections[connection] = is_escrowmq
-        return is_escrowmq
+        return await is_escrowmq(connection, timeout_s=self._timeout_s)
 
     async def _send_heartbeat(self, connection: ClientConnection) -> None:
         await connection.call_checked(

@@ -11,6 +11,7 @@ from escrowmq.clock import Timestamp
 from escrowmq.errors import LocalProtocolError
 from escrowmq.message import names
 from escrowmq.message.compression import decompress_body
+from escrowmq.message.delivery_failure import DeliveryFailure, failure_of
 from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.names import GROUP_TOPIC_PREFIXES, TX_ID, TX_NAME, is_shared_name
 from escrowmq.message.properties import decode_properties
@@ -122,6 +123,11 @@ class ReceivedMessage:
     def transaction_id(self) -> str:
         """The id of the transaction that sent this message, or the message's own id."""
         return self.properties.get(TX_ID) or self.message_id
+
+    @property
+    def failure(self) -> DeliveryFailure | None:
+        """Why the delivery before this one failed: of a retry or a dead letter; else None."""
+        return failure_of(self.properties)
 
     @property
     def transaction_name(self) -> str:

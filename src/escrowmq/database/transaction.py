@@ -710,9 +710,9 @@ class BlockingInbox(RowRetention):
             self._before_message()
             try:
                 handler(message)
-            except Exception:
+            except Exception as error:
                 log.exception("effect failed, will retry message=%s", message.message_id)
-                consumer.retry_later(message)
+                consumer.retry_later(message, cause=error)
             if self._cleanup_queue.is_cleanup_due():
                 self.purge()
 

@@ -12,6 +12,7 @@ Modules, in reading order:
     properties.py    the properties string
     names.py         names of topics, groups and properties
     broker_marks.py  the properties and flags that only a broker may write
+    delivery_failure.py  why a delivery failed: what a retry or dead letter keeps of it
     keys.py          message ids, unique keys, tag hashes, the keys of the index
     batch.py         several messages in one request; uniform runs
     compression.py   compressed bodies

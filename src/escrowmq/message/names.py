@@ -210,6 +210,9 @@ ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id of its first del
 RETRY_OF: Final = "ESCROW_RETRY_OF"  # the log offset of the message that was sent back
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+CAUSE_PREFIX: Final = "ESCROW_CAUSE_"  # why the last delivery failed: written by a broker only
+RESENT_FROM: Final = "DLQ_RESENT_FROM"  # of a message: the offset id of the dead letter it copies
+CLIENT_CAUSE_PREFIX: Final = "DLQ_CAUSE_"  # the same, written by a client for Apache RocketMQ
 
 # --- properties of requests and replies ----------------------------------------------------------
 

@@ -182,6 +182,11 @@ class ConsumerSendMessageBack(Header, frozen=True, kw_only=True):
     unit_mode: bool = False
     max_reconsume_times: Int32 | None = None
     broker_name: str | None = field(default=None, name="bname")
+    # EscrowMQ only: why the delivery failed. RocketMQ ignores these fields.
+    error_type: str | None = None
+    error_text: str | None = None
+    consumer_host: str | None = None
+    attempts: Int32 | None = None
 
 
 # --- transactions --------------------------------------------------------------------------------

@@ -144,9 +144,9 @@ class AsyncInbox(RowRetention):
             handled += 1
             try:
                 await handler(message)
-            except Exception:
+            except Exception as error:
                 log.exception("effect failed, will retry message=%s", message.message_id)
-                await consumer.retry_later(message)
+                await consumer.retry_later(message, cause=error)
             if self._cleanup_queue.is_cleanup_due():
                 await self.purge()
 

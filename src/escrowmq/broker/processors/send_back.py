@@ -12,11 +12,14 @@ A client that gets no response sends a message back again. While the first retry
 for two minutes, the repeated request gets the response of the first one and nothing is stored.
 Afterwards the same message may have failed again, so it is a request of its own. The first retry is
 found by its key. Thousands of other keys may have the same hash, so it is searched in slices.
+
+A consumer may say why the delivery failed. The retry or dead letter has this, and what the broker
+knows of it, in properties that only a broker writes (`message/delivery_failure.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, cast
@@ -40,6 +43,13 @@ from escrowmq.consume.members import ProducerGroups, QueueLocks
 from escrowmq.consume.retry import FailedMessage, Redelivery, RetryPolicy, redirect, send_back
 from escrowmq.errors import RequestRefused
 from escrowmq.message.broker_marks import CLIENT_SYS_FLAGS, remove_broker_properties
+from escrowmq.message.delivery_failure import (
+    FailureReport,
+    broker_properties,
+    failure_of,
+    report_of_client,
+    without_failure,
+)
 from escrowmq.message.keys import decode_host, encode_offset_id
 from escrowmq.message.names import (
     PUSH_REPLY_TIME,
@@ -50,6 +60,7 @@ from escrowmq.message.names import (
     TIMER_TOPIC,
     UNIQUE_KEY,
     group_of_retry_topic,
+    retry_topic,
 )
 from escrowmq.message.properties import (
     change_properties,
@@ -57,7 +68,7 @@ from escrowmq.message.properties import (
     encode_properties,
     find_property,
 )
-from escrowmq.message.record import NewRecord, StoredRecord, copy_record
+from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord, StoredRecord, copy_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import (
@@ -74,6 +85,8 @@ from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 
 REPEATED_AFTER_MAX_MS: Final = 120_000
+# Kept free in a record that a client sends or sends back: delays and the record CRC need room too.
+_BROKER_PROPERTIES_BYTES: Final = 512
 
 
 class SendBackProcessor:
@@ -123,7 +136,7 @@ class SendBackProcessor:
         if failed_key in self._in_progress:
             self._retry_after_turn(channel, request, now_ms)
             return
-        redelivery, key = self._plan(request)
+        redelivery, key = self._plan(channel, request, now_ms)
         self._in_progress.add(failed_key)
         is_added = False
         try:
@@ -134,7 +147,9 @@ class SendBackProcessor:
             if not is_added:
                 self._in_progress.discard(failed_key)
 
-    def _plan(self, request: Request[ConsumerSendMessageBack]) -> tuple[Redelivery | None, str]:
+    def _plan(
+        self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
+    ) -> tuple[Redelivery | None, str]:
         """Return what to do with a failed message, and its unique key.
 
         Nothing is created for it yet. The message itself, which may be long, is not kept while its
@@ -146,8 +161,8 @@ class SendBackProcessor:
         failed = FailedMessage(
             topic=record.topic,
             reconsume_times=record.reconsume_times,
-            properties=decode_properties(
-                remove_broker_properties(record.properties, keeps_added=True)
+            properties=without_failure(
+                decode_properties(remove_broker_properties(record.properties, keeps_added=True))
             ),
             offset_id=encode_offset_id(record.store_host, record.log_offset),
         )
@@ -155,6 +170,21 @@ class SendBackProcessor:
         policy = _retry_policy(group, fields.max_reconsume_times, request.head.version)
         key = find_property(record.properties, UNIQUE_KEY.encode()) or b""
         redelivery = send_back(failed, fields.group, policy, delay_level=fields.delay_level)
+        if redelivery is not None:
+            report = FailureReport.cleaned(
+                fields.error_type, fields.error_text, fields.consumer_host, fields.attempts
+            )
+            # A retry of this group has the failure before this one: this broker stored it.
+            is_retry = record.topic == retry_topic(fields.group)
+            earlier = decode_properties(record.properties) if is_retry else {}
+            _add_failure(
+                redelivery,
+                report,
+                earlier,
+                address=channel.address,
+                attempts=redelivery.reconsume_times,
+                now_ms=now_ms,
+            )
         return redelivery, key.decode("utf-8", "replace")
 
     def _add_retry(
@@ -224,8 +254,9 @@ class SendBackProcessor:
     ) -> NewRecord:
         """Return the record to store for a send to a retry topic: itself, or a dead letter."""
         name = group_of_retry_topic(record.topic) or ""
+        properties = decode_properties(record.properties)
         redelivery = redirect(
-            decode_properties(record.properties),
+            without_failure(properties),
             name,
             _retry_policy(
                 self._groups.require(name, now_ms=now_ms), fields.max_reconsume_times, version
@@ -233,7 +264,19 @@ class SendBackProcessor:
             reconsume_times=record.reconsume_times,
             group_has_locks=self._locks.group_has_locks(name, now_ms=now_ms),
         )
-        return record if redelivery is None else self._make_record(redelivery, record, now_ms)
+        if redelivery is None:
+            return record
+        report = report_of_client(properties)
+        _add_failure(
+            redelivery,
+            report,
+            {},
+            address="{}:{}".format(*decode_host(record.born_host)),
+            # A client that wants a dead letter claims more attempts than the limit.
+            attempts=report.attempts or redelivery.reconsume_times,
+            now_ms=now_ms,
+        )
+        return self._make_record(redelivery, record, now_ms)
 
     def _make_record(
         self, redelivery: Redelivery, record: StoredRecord | NewRecord, now_ms: int
@@ -251,6 +294,31 @@ class SendBackProcessor:
         # It may be the copy of a final, and is a message of its own.
         sys_flag = record.sys_flag & CLIENT_SYS_FLAGS
         return msgspec.structs.replace(copy, sys_flag=sys_flag, prepared_offset=0)
+
+
+def _add_failure(
+    redelivery: Redelivery,
+    report: FailureReport,
+    earlier: Mapping[str, str],
+    *,
+    address: str,
+    attempts: int,
+    now_ms: int,
+) -> None:
+    """Add why the delivery failed, if anything is known of it or the message is a dead letter."""
+    if not redelivery.is_dead_letter and not report.has_cause and failure_of(earlier) is None:
+        return
+    used_bytes = len(encode_properties(redelivery.properties)) + _BROKER_PROPERTIES_BYTES
+    redelivery.properties.update(
+        broker_properties(
+            report,
+            earlier,
+            address=address,
+            attempts=attempts,
+            now_ms=now_ms,
+            bytes_max=PROPERTIES_BYTES_MAX - used_bytes,
+        )
+    )
 
 
 def _retry_policy(

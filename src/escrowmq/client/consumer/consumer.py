@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, overload
 
 from escrowmq.client.access import Access
+from escrowmq.client.callbacks import failure_report
 from escrowmq.client.consumer.broker_requests import BrokerRequests
 from escrowmq.client.consumer.fetcher import ConsumerLimits, Delivery, QueueFetcher
 from escrowmq.client.consumer.handlers import HandlerRegistry, MessageHandler
@@ -227,17 +228,17 @@ class Consumer:
             message = self._deliver(*entry)
             try:
                 await self._handlers.call(message)
-            except (Exception, asyncio.CancelledError):
+            except (Exception, asyncio.CancelledError) as error:
                 # A CancelledError ends this worker only if the worker itself was cancelled, and
                 # not a task that the handler awaited.
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
                 log.exception("handler failed topic=%s id=%s", message.topic, message.message_id)
-                await self._handle_failure(message)
+                await self._handle_failure(message, error)
             else:
                 self._mark_done(message)
 
-    async def _handle_failure(self, message: ReceivedMessage) -> None:
+    async def _handle_failure(self, message: ReceivedMessage, cause: BaseException) -> None:
         fetcher, delivery = self._in_flight.get(id(message), (None, None))
         if fetcher is None or delivery is None:
             return  # the handler called retry_later() before it raised
@@ -246,7 +247,7 @@ class Consumer:
             self._mark_done(message)
             return
         try:
-            await self.retry_later(message)
+            await self.retry_later(message, cause=cause)
         except Exception as error:
             log.warning(
                 "message could not be sent back, redelivering in %g s id=%s: %s",
@@ -324,13 +325,23 @@ class Consumer:
 
     # --- retries and replies ---------------------------------------------------------------------
 
-    async def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+    async def retry_later(
+        self,
+        message: ReceivedMessage,
+        *,
+        delay_level: int = 0,
+        cause: BaseException | str | None = None,
+    ) -> None:
         """Have the message delivered again later, instead of acknowledging it.
 
         The delay grows with each time, or is RocketMQ's `delay_level` (1 is 1 s, 18 is 2 h by
         default); -1 moves the message to the dead letters, as does the end of
         `max_reconsume_times`. An orderly consumer gets the message again as the next one of its
         queue, after `suspend_s` seconds.
+
+        `cause` is the exception that made it fail, or a text. Its type and text (1 KiB) are stored
+        with the retry and the dead letter: see `message.failure`. Apache RocketMQ stores them only
+        with the dead letter.
 
         Raises LocalProtocolError for a message that is not in flight or a broadcast consumer,
         TransportError or RequestRefused.
@@ -353,8 +364,32 @@ class Consumer:
             fetcher.queue,
             delay_level=delay_level,
             max_reconsume_times=DEFAULT_MAX_RECONSUME_TIMES if limit is None else limit,
+            report=failure_report(cause, attempts=message.reconsume_times + 1),
+            now_ms=self._clock.now_ms(),
         )
         self._mark_done(message)
+
+    async def dead_letter(self, message: ReceivedMessage, *, cause: BaseException | str) -> None:
+        """Move a message to the dead letters of the group now, instead of acknowledging it.
+
+        Use it for a message that no retry can help, such as one that cannot be decoded. `cause` is
+        an exception or a text. Its type and text (1 KiB) are stored with the dead letter;
+        `escrowmq message dead list` shows them.
+
+        Raises TypeError for any other cause, LocalProtocolError for a message that is not in flight
+        or a broadcast consumer, TransportError or RequestRefused.
+        """
+        if not isinstance(cause, (BaseException, str)):
+            raise TypeError(f"cause must be an exception or a string, not {cause!r}")
+        message_id, topic = message.message_id, message.topic
+        await self.retry_later(message, delay_level=DEAD_LETTER_DELAY_LEVEL, cause=cause)
+        log.warning(
+            "message moved to the dead letters group=%s topic=%s id=%s: %s",
+            self.group,
+            topic,
+            message_id,
+            failure_report(cause).cause,
+        )
 
     async def reply(
         self,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ClientConnection
+from escrowmq.client.heartbeat import is_escrowmq
 from escrowmq.client.messages import (
     MessageQueue,
     Namespace,
@@ -17,6 +18,12 @@ from escrowmq.client.messages import (
 )
 from escrowmq.errors import BrokenBody, BrokenResponse, CorruptRecord, RequestRefused
 from escrowmq.message import names
+from escrowmq.message.delivery_failure import (
+    NO_REPORT,
+    FailureReport,
+    client_properties,
+    without_failure,
+)
 from escrowmq.message.filter import FilterExpression
 from escrowmq.message.names import (
     ORIGIN_MESSAGE_ID,
@@ -186,12 +193,16 @@ class QueueClient:
         *,
         delay_level: int = 0,
         max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES,
+        report: FailureReport = NO_REPORT,
+        now_ms: int = 0,
     ) -> None:
         """Send a message that could not be processed back to its broker.
 
         The broker delivers it again through the group's retry topic, after a delay that grows
         with each time (`delay_level` 0) or is given, and moves it to the dead letters after
-        `max_reconsume_times`, or at once with DEAD_LETTER_DELAY_LEVEL.
+        `max_reconsume_times`, or at once with DEAD_LETTER_DELAY_LEVEL. The message that it stores
+        has the failure of the `report`. An Apache RocketMQ broker would lose it, so there a message
+        that becomes a dead letter is sent as a copy that has it; `now_ms` is the time of the copy.
         """
         fields = ConsumerSendMessageBack(
             offset=message.log_offset,
@@ -201,8 +212,30 @@ class QueueClient:
             origin_topic=self.namespace.wrap(message.topic),
             max_reconsume_times=max_reconsume_times,
             broker_name=queue.broker,
+            error_type=report.error_type or None,
+            error_text=report.error_text or None,
+            consumer_host=report.host or None,
+            attempts=report.attempts or None,
         )
         connection = await self._connect(queue)
+        copy = self._retry_copy_header(
+            message, queue, delay_level, max_reconsume_times, report, now_ms
+        )
+        is_last = delay_level < 0 or message.reconsume_times >= max_reconsume_times
+        if is_last and report.has_cause and not await is_escrowmq(connection):
+            try:
+                await connection.call_checked(
+                    RequestCode.SEND_MESSAGE_V2, copy, message.body, timeout_s=RESPONSE_TIMEOUT_S
+                )
+            except RequestRefused as error:
+                log.warning(
+                    "dead letter is stored without its cause, because the broker refused a copy "
+                    "message=%s: %s",
+                    message.message_id,
+                    error,
+                )
+            else:
+                return
         try:
             await connection.call_checked(
                 RequestCode.CONSUMER_SEND_MSG_BACK, fields, timeout_s=RESPONSE_TIMEOUT_S
@@ -211,9 +244,8 @@ class QueueClient:
             # The broker refers to the stored message, which may have expired. The consumer still
             # has the message, so it sends a copy to the retry topic instead.
             log.info("sending a copy to the retry topic message=%s: %s", message.message_id, error)
-            header = self._retry_copy_header(message, queue, delay_level, max_reconsume_times)
             await connection.call_checked(
-                RequestCode.SEND_MESSAGE_V2, header, message.body, timeout_s=RESPONSE_TIMEOUT_S
+                RequestCode.SEND_MESSAGE_V2, copy, message.body, timeout_s=RESPONSE_TIMEOUT_S
             )
 
     def _retry_copy_header(
@@ -222,12 +254,16 @@ class QueueClient:
         queue: MessageQueue,
         delay_level: int,
         max_reconsume_times: int,
+        report: FailureReport,
+        now_ms: int,
     ) -> SendMessageV2:
-        is_dead = delay_level == DEAD_LETTER_DELAY_LEVEL
+        is_dead = delay_level < 0
         if delay_level <= 0:
             delay_level = FIRST_RETRY_DELAY_LEVEL + message.reconsume_times
+        failure = client_properties(report, now_ms=now_ms) if report != NO_REPORT else {}
         properties = {
-            **message.properties,
+            **without_failure(message.properties),
+            **failure,
             RETRY_TOPIC: self.namespace.wrap(message.topic),
             ORIGIN_MESSAGE_ID: message.properties.get(ORIGIN_MESSAGE_ID, message.offset_id),
             names.DELAY_LEVEL: str(delay_level),

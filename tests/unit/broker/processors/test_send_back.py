@@ -10,12 +10,19 @@ from escrowmq.broker.dispatch import response_code
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.send_back import SendBackProcessor
 from escrowmq.broker.turn import Turn
-from escrowmq.config import BrokerConfig
+from escrowmq.config import BrokerConfig, StoreConfig
 from escrowmq.consume.members import QueueLocks
 from escrowmq.errors import EscrowError, RequestRefused
 from escrowmq.message.batch import iter_records
+from escrowmq.message.delivery_failure import (
+    ERROR_TEXT_BYTES_MAX,
+    DeliveryFailure,
+    FailureReport,
+    client_properties,
+    failure_of,
+)
 from escrowmq.message.properties import decode_properties
-from escrowmq.message.record import NewRecord
+from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
 from escrowmq.sliced_work import SliceScheduler
@@ -23,7 +30,7 @@ from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import VERSION, FakeChannel, new_request
 from tests.support.sliced import finish
-from tests.support.stores import HOST, NOW_MS, open_store, properties, sample
+from tests.support.stores import HOST, NOW_MS, TINY, open_store, properties, sample
 
 MINUTE_MS = 60_000
 
@@ -31,9 +38,9 @@ MINUTE_MS = 60_000
 class Bench:
     """The processor of messages sent back with its tables and a store."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: StoreConfig = TINY) -> None:
         disk = MemoryDisk()
-        self.store = open_store(disk)
+        self.store = open_store(disk, config)
         self.topics = TopicTable(topics_file(disk), BrokerConfig())
         self.groups = SubscriptionGroups(groups_file(disk), auto_create=True)
         self.locks = QueueLocks()
@@ -138,6 +145,85 @@ def test_a_second_failure_keeps_the_first_topic_and_id(bench: Bench) -> None:
     bench.send_back(bench.failed(topic="%RETRY%g", properties=first, reconsume_times=1))
     values = decode_properties(bench.appended[0].properties)
     assert (values["RETRY_TOPIC"], values["ORIGIN_MESSAGE_ID"]) == ("T", "first")
+
+
+def failure(record: NewRecord) -> DeliveryFailure | None:
+    return failure_of(decode_properties(record.properties))
+
+
+def test_a_retry_has_the_cause_and_what_the_broker_knows_of_it(bench: Bench) -> None:
+    bench.send_back(bench.failed(), error_type="E", error_text="a\nb", consumer_host="worker-3")
+    [record] = bench.appended
+    address = bench.channel.address
+    assert failure(record) == DeliveryFailure("E", "a b", "worker-3", address, NOW_MS, 1)
+
+
+def test_a_dead_letter_of_a_client_that_reports_nothing_has_attempts_and_address(
+    bench: Bench,
+) -> None:
+    bench.send_back(bench.failed(reconsume_times=16))
+    [record] = bench.appended
+    assert failure(record) == DeliveryFailure("unknown", "", "", bench.channel.address, NOW_MS, 17)
+
+
+def test_a_retry_of_a_client_that_reports_nothing_has_no_new_properties(bench: Bench) -> None:
+    bench.send_back(bench.failed())
+    assert failure(bench.appended[0]) is None
+
+
+def test_the_cause_of_a_retry_survives_a_consumer_that_reports_none(bench: Bench) -> None:
+    bench.send_back(bench.failed(), error_type="E", error_text="first")
+    [retry] = bench.appended
+    bench.send_back(
+        bench.failed(topic="%RETRY%g", properties=retry.properties, reconsume_times=1),
+        delay_level=-1,
+    )
+    dead = failure(bench.appended[1])
+    assert dead is not None
+    assert (dead.cause, dead.attempts) == ("E: first", 2)
+
+
+@pytest.mark.parametrize("topic", ["T", "%RETRY%other"])
+@pytest.mark.parametrize("prefix", ["ESCROW_CAUSE_", "DLQ_CAUSE_"])
+def test_a_cause_that_a_message_brings_along_is_not_believed(
+    bench: Bench, topic: str, prefix: str
+) -> None:
+    forged = {prefix + name: "1" for name in ("TYPE", "TEXT", "HOST", "ADDRESS", "TIME")}
+    offset = bench.failed(topic=topic, properties=properties(UNIQ_KEY="U", **forged))
+    bench.send_back(offset, delay_level=-1)
+    [record] = bench.appended
+    assert failure(record) == DeliveryFailure("unknown", "", "", bench.channel.address, NOW_MS, 1)
+    assert not any(name.startswith("DLQ_CAUSE_") for name in decode_properties(record.properties))
+
+
+def test_a_cause_of_any_length_never_makes_a_message_too_large() -> None:
+    """The message fills the room that senders have; the cause gives way."""
+    bench = Bench(StoreConfig(segment_bytes=1 << 20))
+    text = "x" * (PROPERTIES_BYTES_MAX - 512 - 30)
+    filled = properties(UNIQ_KEY="U", mine=text)
+    causes: dict[str, Any] = {
+        "error_type": "T" * 9_000,
+        "error_text": "é" * 9_000,
+        "consumer_host": "h" * 9_000,
+    }
+    assert bench.send_back(bench.failed(properties=filled), **causes) == 0
+    assert bench.send_back(bench.failed(), **causes) == 0
+    crowded, roomy = map(failure, bench.appended)
+    assert crowded is None
+    assert roomy is not None
+    assert len(roomy.error_text.encode()) <= ERROR_TEXT_BYTES_MAX
+    assert len(roomy.error_type) < 9_000
+
+
+def test_a_copy_that_a_consumer_sends_as_a_dead_letter_has_its_cause(bench: Bench) -> None:
+    claimed = client_properties(FailureReport("E", "text", "worker-3", 4), now_ms=5)
+    record = sample(topic="%RETRY%g", properties=properties(**claimed), reconsume_times=17)
+    dead = bench.redirected(record, max_reconsume_times=16)
+    assert dead.topic == "%DLQ%g"
+    found = failure(dead)
+    assert found is not None
+    assert (found.cause, found.attempts, found.is_from_client) == ("E: text", 4, False)
+    assert found.failed_ms == NOW_MS
 
 
 def test_a_group_without_retry_queues_drops_the_message_with_success(bench: Bench) -> None:
