@@ -41,11 +41,12 @@ const IMMUNITIES_MAX: usize = 4096;
 /// Of one connection in one batch, and of all. So many take one millisecond, and some.
 const CONNECTION_PULLS_MAX: usize = 64;
 const PULLS_MAX: usize = 512;
-/// Responses to pulls of one connection in one batch; then the Python path has a look at it.
-const PULLED_BYTES_MAX: usize = 1 << 20;
+/// Responses to pulls of one connection in one batch; then the Python path has a look at it. The
+/// kernel takes one to two milliseconds to accept so much from the broker.
+const PULLED_BYTES_MAX: usize = 256 << 10;
 /// The same of all connections. What comes behind has its share of time in the Python path: forty
 /// connections with a MiB each made turns of 50 ms, when records were copied.
-const BATCH_PULLED_BYTES_MAX: usize = 8 << 20;
+const BATCH_PULLED_BYTES_MAX: usize = 4 << 20;
 /// The bits of a sysFlag that a client sets: the body is compressed and how, several tags.
 const CLIENT_SYS_FLAGS: i32 = 0x703;
 const TRANSACTION_COMMIT: i32 = 8;

@@ -47,6 +47,7 @@ class Target:
     namesrv_address: str
     metrics_address: str = ""
     tls: ssl.SSLContext | None = None
+    source_host: str = ""  # connections come from this address of loopback
 
     @classmethod
     def of(
@@ -55,14 +56,16 @@ class Target:
         return cls(server.address, server.namesrv_address, metrics_address, tls)
 
     def connect(self) -> Client:
-        return SignedClient(self.address, tls=self.tls, timeout_s=WAIT_S)
+        return self.connect_from(self.source_host)
 
     def connect_from(self, host: str) -> Client:
         """Connect from another address of loopback, which counts as another host."""
         return SignedClient(self.address, tls=self.tls, timeout_s=WAIT_S, source_host=host)
 
     def connect_namesrv(self) -> Client:
-        return SignedClient(self.namesrv_address, tls=self.tls, timeout_s=WAIT_S)
+        return SignedClient(
+            self.namesrv_address, tls=self.tls, timeout_s=WAIT_S, source_host=self.source_host
+        )
 
     def connect_many(self, stack: ExitStack, count: int) -> list[Client]:
         """Open connections that stay open as long as the stack."""

@@ -51,7 +51,7 @@ WRITTEN_PIECES_MAX = 1024  # that one system call writes (IOV_MAX)
 # send so much.
 PORTION_BYTES = 256 * 1024
 # Responses of one connection in one turn; then the others have a turn.
-TURN_RESPONSE_BYTES_MAX = 1024 * 1024
+TURN_RESPONSE_BYTES_MAX = 256 * 1024
 # Of the connection's own objects. Measured on CPython 3.11 as the growth of a broker's memory with
 # thousands of connections that have sent a request: 3,900 bytes each.
 CONNECTION_BYTES = 8 * 1024
