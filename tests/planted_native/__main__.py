@@ -20,6 +20,7 @@ TESTS: Final = (
     "tests/property/test_native_pulls.py",
     "tests/property/test_native_index.py",
     "tests/property/test_native_reads.py",
+    "tests/property/test_restored_halves.py",
 )
 # A debug build would find overflows that a release build does not; a release build as it is takes
 # three times as long.

@@ -238,4 +238,22 @@ MISTAKES: Final = (
         "            && self.names.subscription.as_deref() == header.subscription\n",
         "",
     ),
+    Mistake(
+        "start: the checksum of an op is not compared",
+        "native/src/log_check.rs",
+        "if bytes.len() != record.len() || !has_right_checksum(bytes, body) {",
+        "if bytes.len() != record.len() {",
+    ),
+    Mistake(
+        "start: every op counts as a commit",
+        "native/src/restore.rs",
+        "let is_plain = properties == COMMIT_PROPERTIES\n",
+        "let is_plain = !properties.is_empty()\n",
+    ),
+    Mistake(
+        "start: a window of ops begins with the wrong queue offset",
+        "native/src/restore.rs",
+        "check.parts_of(record, log_offset, queue_offset)?",
+        "check.parts_of(record, log_offset, queue_offset + 1)?",
+    ),
 )
