@@ -78,7 +78,7 @@ PORT_BYTES: Final = 4  # behind an address
 class PlainChannel(Channel, Protocol):
     """A channel that accepts encoded responses."""
 
-    def write(self, data: Body) -> None: ...
+    def write_at_once(self, data: Body) -> None: ...
     def write_pieces(self, pieces: Sequence[Body]) -> None: ...
 
 
@@ -305,7 +305,7 @@ class NativeRequests:
             self._respond_failure(batch, channels, ResponseCode.SYSTEM_ERROR)
             return
         for index, data in responses:
-            channels[index].write(data)
+            channels[index].write_at_once(data)
 
     def _respond_failure(self, batch: Batch, channels: list[PlainChannel], code: int) -> None:
         """Respond to requests whose records are in the log, but not as durable as they should."""

@@ -190,6 +190,7 @@ class RemotingServer:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._unflushed: list[ServerConnection] = []
+        self.has_written = False  # whether a response of this turn has left before its end
         # Connections that sent a long chunk. They are read again in turn, some in each turn.
         self._paused_for_turn: deque[ServerConnection] = deque()
         self._ended_connections: deque[ServerConnection] = deque()  # they are closed in turn
@@ -401,16 +402,18 @@ class RemotingServer:
         # However long the plain requests have taken, the others get their time of this turn.
         self._accepts_until_s += self._elapsed_s() - began_s
         self._share_s = min(SHARE_S, max(SHARE_MIN_S, TURN_S / len(chunks)))
-        # Those with the fewest bytes come first. They are served in this turn, while behind others
-        # that use up its time they would have to wait for a slice.
-        order: Sequence[int] = range(len(chunks))
-        if leftovers:
-            order = sorted(order, key=lambda index: len(leftovers.get(index, _NOTHING_LEFT)[0]))
-        for index in order:
+        # Most have sent whole plain requests, and not their first ones. Of the others, those with
+        # the fewest bytes come first. They are served in this turn, while behind others that use up
+        # its time they would have to wait for a slice.
+        unfinished = [
+            index
+            for index, (connection, _, incomplete, _) in enumerate(chunks)
+            if incomplete or index in leftovers or connection.is_silent
+        ]
+        unfinished.sort(key=lambda index: len(leftovers.get(index, _NOTHING_LEFT)[0]))
+        for index in unfinished:
             connection, _, incomplete, data = chunks[index]
             rest, is_stopped = leftovers.get(index, _NOTHING_LEFT)
-            if not rest and not incomplete and not connection.is_silent:
-                continue  # as most are: whole plain requests, and not the first ones
             is_new_frame = len(rest) < len(incomplete) + len(data)
             try:
                 connection.receive_leftover(rest, is_stopped=is_stopped, is_new_frame=is_new_frame)
@@ -489,6 +492,10 @@ class RemotingServer:
             self._held_connections.add(connection)
             connection.hold_reading(True)
 
+    def has_unsent(self, connection: ServerConnection) -> bool:
+        """Return whether responses wait until the client has read others."""
+        return connection in self._unsent_bytes
+
     def schedule_flush(self, connection: ServerConnection) -> None:
         """Flush the connection at the end of the turn."""
         self._unflushed.append(connection)
@@ -526,6 +533,7 @@ class RemotingServer:
         except Exception:  # a bug must not hold back the responses of other requests
             log.exception("turn failed")
         unflushed, self._unflushed = self._unflushed, []
+        has_written, self.has_written = self.has_written, False
         was_scheduled = self._is_turn_scheduled
         self._is_turn_scheduled = False  # only now: end_turn() above wrote responses of this turn
         self.turn_number += 1
@@ -546,7 +554,7 @@ class RemotingServer:
         self.on_turn_end()
         if wants_more or paused or ended:
             self.schedule_turn()  # requests that have arrived by then are part of it
-        elif unflushed and not self._waiting:
+        elif (unflushed or has_written) and not self._waiting:
             self._busy_poll.turn_ended()
 
     def _run_slices(self) -> None:

@@ -86,6 +86,9 @@ class Endpoint:
         if self.is_open:
             self._outgoing += data
 
+    def write_at_once(self, data: Body) -> None:
+        self.write(data)
+
     def write_pieces(self, pieces: Sequence[Body]) -> None:
         for piece in pieces:
             self.write(piece)

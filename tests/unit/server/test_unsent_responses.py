@@ -59,6 +59,21 @@ def unsent_after_sweep(server: RemotingServer) -> int:
     return server.unsent_bytes()
 
 
+class AtOnceHandler(GenerousHandler):
+    """Responds at once, as the native path does, to all requests or to every second one."""
+
+    def __init__(self, *, every: int) -> None:
+        super().__init__()
+        self._every = every
+
+    def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None:
+        if self.handled % self._every:
+            super().handle(connection, request, now_ms)
+        else:
+            self.handled += 1
+            connection.write_at_once(encode_response(request, body=BODY))
+
+
 class ViewHandler(GenerousHandler):
     """Responds with views of one large block, as pulls do that find messages in one."""
 
@@ -90,8 +105,15 @@ async def test_what_a_client_does_not_read_is_copied_and_keeps_no_block() -> Non
 
 
 @pytest.mark.parametrize("limit_mib", [16, 40])
-async def test_responses_are_kept_up_to_the_limit_of_the_connection(limit_mib: int) -> None:
-    handler = GenerousHandler()
+@pytest.mark.parametrize(
+    "handler",
+    [GenerousHandler(), AtOnceHandler(every=1), AtOnceHandler(every=2)],
+    ids=["at the end of the turn", "at once", "both"],
+)
+async def test_responses_are_kept_up_to_the_limit_of_the_connection(
+    limit_mib: int, handler: GenerousHandler
+) -> None:
+    handler.handled = 0
     config = NetworkConfig(connection_in_flight_bytes_max=limit_mib * MIB)
     server = RemotingServer(handler, ManualClock(), config)
     listening_socket = bind("127.0.0.1", 0)
