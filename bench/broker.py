@@ -21,6 +21,7 @@ from bench.figures import (
 )
 from bench.generator import Load, LoadFailed, Outcome
 from bench.measure import Plan
+from bench.memory import full_of_pages
 from bench.samples import directory
 from bench.servers import (
     APACHE,
@@ -68,7 +69,7 @@ class ResultTable:
 
 def rows(plan: Plan) -> ResultTable:
     """Measure start, memory, pulls, and sends with ASYNC_FLUSH."""
-    with directory() as path:
+    with directory() as path, full_of_pages(path, plan):
         servers = brokers(path, alone=plan.alone)
         echo = Echo(path)
         with Arena([*servers, echo]) as arena:
@@ -87,7 +88,7 @@ def rows(plan: Plan) -> ResultTable:
 
 def sync_rows(plan: Plan) -> ResultTable:
     """Measure sends with SYNC_FLUSH."""
-    with directory() as path:
+    with directory() as path, full_of_pages(path, plan):
         servers = brokers(path, {"flushDiskType": "SYNC_FLUSH"}, alone=plan.alone)
         echo = Echo(path)
         with Arena([*servers, echo]) as arena:

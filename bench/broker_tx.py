@@ -17,6 +17,7 @@ from bench.broker import NOTES, QUEUES, ResultTable, busy, shaped
 from bench.figures import NOTHING, Figures, sent, summary, to_the_better
 from bench.generator import Load, LoadFailed, Outcome
 from bench.measure import Plan
+from bench.memory import full_of_pages
 from bench.samples import directory
 from bench.servers import APACHE, OURS, Arena, Server, brokers, clients
 from tests.interop.remoting import COMMIT, Client, ResponseError
@@ -50,7 +51,7 @@ def rows(plan: Plan) -> ResultTable:
     results: list[Sequence[str]] = []
     notes = [*TX_NOTES, *NOTES]
     for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
-        with directory() as path:
+        with directory() as path, full_of_pages(path, plan):
             servers = brokers(path, {"flushDiskType": flush}, alone=plan.alone)
             with Arena(servers) as arena:
                 refusals = {server.name: refusal(arena, server) for server in servers}

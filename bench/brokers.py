@@ -13,6 +13,7 @@ from bench.broker import NOTES, ResultTable, busy, prepare, shaped
 from bench.broker_tx import TX_NOTES, Shape
 from bench.figures import NOTHING, Figures, sent, to_the_better
 from bench.measure import Plan
+from bench.memory import full_of_pages
 from bench.samples import directory
 from bench.servers import APACHE, OURS, Arena, EscrowMQ, Server, brokers
 
@@ -28,7 +29,7 @@ COUNT_NOTE = (
 
 
 def rows(plan: Plan) -> ResultTable:
-    with directory() as path:
+    with directory() as path, full_of_pages(path, plan):
         several = EscrowMQ(path / "several", {}, brokers=COUNT)
         servers = [several, *brokers(path, alone=plan.alone)]
         with Arena(servers) as arena:

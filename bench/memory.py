@@ -13,13 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from bench.measure import Plan
+
 SHARE: Final = 0.85  # of the free memory; the remainder is for the brokers and Spark
 CHUNK_BYTES: Final = 1 << 20
 
 
 @contextmanager
-def full_of_pages(directory: Path) -> Iterator[None]:
-    """Read a sparse file of that size. The kernel evicts its pages when others need memory."""
+def full_of_pages(directory: Path, plan: Plan) -> Iterator[None]:
+    """Read a sparse file of that size. The kernel evicts its pages when others need memory.
+
+    A quick run does without.
+    """
+    if plan.quick:
+        yield
+        return
     size = int(_free_bytes() * SHARE)
     hole = directory / "hole"
     with hole.open("wb") as file:

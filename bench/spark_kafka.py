@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -68,7 +67,7 @@ def rows(plan: Plan) -> ResultTable:
     """Run the benchmark. Raises Unavailable if Kafka cannot be fetched."""
     count = 50_000 if plan.quick else 200_000
     jars = connector_jars()
-    with directory() as path, nullcontext() if plan.quick else full_of_pages(path):
+    with directory() as path, full_of_pages(path, plan):
         kafka = Kafka(path / "kafka", partitions=QUEUES)
         ours = EscrowMQ(path / "ours", {"diskMaxUsedSpaceRatio": 99})
         spark = None

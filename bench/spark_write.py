@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from bench.broker import ResultTable
@@ -39,7 +38,7 @@ def rows(plan: Plan) -> ResultTable:
     spark = session()
     kinds = ("noop", "at-least-once", "exactly-once")
     results: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
-    with directory() as path, nullcontext() if plan.quick else full_of_pages(path):
+    with directory() as path, full_of_pages(path, plan):
         server = EscrowMQ(path / "server", {})
         server.start()
         try:
