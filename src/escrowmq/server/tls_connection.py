@@ -20,10 +20,19 @@ from typing import Any, Final, cast
 log = logging.getLogger(__name__)
 
 RECORD_BYTES_MAX: Final = 16 * 1024  # of plain bytes: one call reads one record
+# A record takes a microsecond however short it is: a chunk of 256 KiB with each byte in a record of
+# its own took 12 ms. Requests are longer than SHORT_RECORD_BYTES, so a client that sends so many
+# records in one chunk, shorter than that on average, only keeps the broker busy.
+SHORT_RECORDS_MAX: Final = 1024
+SHORT_RECORD_BYTES: Final = 64
 # So much passes through a buffer of OpenSSL at once: they grow, and never become smaller.
 PASSED_BYTES_MAX: Final = 32 * 1024
 
 Bytes = bytes | bytearray | memoryview
+
+
+class _TooManyShortRecords(Exception):
+    """The client sends records that cost more than their contents can be worth."""
 
 
 class TlsConnection(asyncio.Protocol, asyncio.Transport):
@@ -68,8 +77,14 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
                         break
         except ssl.SSLError as error:
             failure = error
+        except _TooManyShortRecords:
+            log.warning(
+                "connection closed peer=%s: it sends very many very short TLS records",
+                self.get_extra_info("peername"),
+            )
+            self._transport.abort()
         if self._transport.is_closing():
-            return  # the protocol has refused the connection: the port is full
+            return  # refused: above, or by the protocol because the port is full
         if failure is not None:
             self._fail(failure)  # the records before it are valid, and are still handed over
         elif self._outgoing.pending:  # of the handshake, or because a later message requires it
@@ -81,6 +96,8 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def _decrypt(self, data: bytes, received: list[bytes]) -> bool:
         """Add the contents of all complete records. Return whether the client has ended its stream.
+
+        Raises _TooManyShortRecords.
 
         A call that finds no complete record costs more than one that reads a record. So there is
         none if the last record is complete: then OpenSSL has left nothing in its buffer.
@@ -96,6 +113,8 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
                 if not record:
                     return True  # a close_notify; nothing that comes behind it counts
                 received.append(record)
+                if len(received) % SHORT_RECORDS_MAX == 0 and _are_short(received):
+                    raise _TooManyShortRecords
         except ssl.SSLWantReadError:
             pass
         return False
@@ -213,3 +232,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         if name == "sslcontext":
             return self._tls.context
         return self._transport.get_extra_info(name, default)
+
+
+def _are_short(records: list[bytes]) -> bool:
+    return sum(map(len, records)) < len(records) * SHORT_RECORD_BYTES

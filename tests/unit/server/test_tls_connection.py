@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.server.tls_connection import TlsConnection
+from escrowmq.server.tls_connection import (
+    SHORT_RECORD_BYTES,
+    SHORT_RECORDS_MAX,
+    TlsConnection,
+)
 from tests.support.signing import Certificates
 from tests.support.tls_pair import RecordingProtocol, TlsPair
 
@@ -144,3 +148,32 @@ async def test_what_the_socket_does_not_take_waits_in_its_transport(contexts: Co
         connection.write(b"the end")
         connection.close()
         assert await asyncio.to_thread(read_all) == body + b"the end"
+
+
+async def test_a_client_that_sends_very_many_very_short_records_is_disconnected(
+    contexts: Contexts, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = TlsPair(*contexts)
+    pair.shake_hands()
+    pair.connection.data_received(_records(pair, b"x", SHORT_RECORDS_MAX))
+    assert pair.socket.is_closing()
+    assert pair.protocol.received == b""
+    assert "it sends very many very short TLS records" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [(b"x", SHORT_RECORDS_MAX - 1), (b"x" * SHORT_RECORD_BYTES, 2 * SHORT_RECORDS_MAX)],
+)
+async def test_a_client_that_sends_many_records_is_served(
+    contexts: Contexts, content: bytes, count: int
+) -> None:
+    pair = TlsPair(*contexts)
+    pair.shake_hands()
+    pair.connection.data_received(_records(pair, content, count))
+    assert not pair.socket.is_closing()
+    assert pair.protocol.received == content * count
+
+
+def _records(pair: TlsPair, content: bytes, count: int) -> bytes:
+    return b"".join(pair.encrypted(content) for _ in range(count))
