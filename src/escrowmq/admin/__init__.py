@@ -17,6 +17,7 @@ Modules in reading order:
     queries.py        questions to one broker: topics, groups, lag, runtime figures, settings
     offsets.py        plan and apply a reset of a consumer group
     messages.py       find messages, follow a topic
+    dead_letters.py   find, resend, export and purge dead letters
     transactions.py   list, explain and decide transactions
 """
 

@@ -97,6 +97,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -229,6 +230,7 @@ class Cluster:
         return answers
 
     def report_failure(self, broker: BrokerAddress, error: EscrowError) -> None:
+        """Add a failure to `failures`, unless it is there already."""
         failure = BrokerFailure(broker, error)
         if str(failure) not in map(str, self.failures):
             self.failures.append(failure)

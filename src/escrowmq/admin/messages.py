@@ -47,6 +47,7 @@ class MessageView:
 
     @property
     def offset_id(self) -> str:
+        """The broker's address and the log offset, as RocketMQ writes them."""
         return encode_offset_id(self.record.store_host, self.record.log_offset)
 
 
@@ -81,11 +82,11 @@ def find_by_key(cluster: Cluster, query: QueryMessage) -> list[MessageView]:
 def find_by_unique_key(cluster: Cluster, unique_key: str, topic: str | None) -> list[MessageView]:
     """Return the messages with this unique key, in one topic or in all of them."""
     if topic is not None:
-        return find_by_key(cluster, _unique_key_query(topic, unique_key))
+        return find_by_key(cluster, unique_key_query(topic, unique_key))
 
     def query_all_topics(connection: SyncConnection) -> list[bytes | memoryview]:
         requests = (
-            OutgoingRequest(RequestCode.QUERY_MESSAGE, _unique_key_query(name, unique_key))
+            OutgoingRequest(RequestCode.QUERY_MESSAGE, unique_key_query(name, unique_key))
             for name in topic_configs(connection)
         )
         return [reply.body for reply in connection.call_many(requests) if not reply.code]
@@ -140,6 +141,27 @@ def find_by_offset(
     ]
 
 
+def read_queue(
+    connection: SyncConnection, broker: str, topic: str, queue_id: int, offsets: range
+) -> Iterator[list[MessageView]]:
+    """Yield the messages of one queue between two offsets, as many at a time as a pull returns.
+
+    Offsets whose messages have expired are skipped. `broker` is the name that the messages get.
+    """
+    code, queue_offset = RequestCode.PULL_MESSAGE, offsets.start
+    while queue_offset < offsets.stop:
+        header = _pull_header(topic, queue_id, queue_offset, limit=_PULL_LIMIT)
+        [reply] = connection.call_many([OutgoingRequest(code, header)])
+        if reply.code not in _PULL_CODES:
+            raise connection.refusal(code, reply)
+        messages = decode_messages(reply.body, broker)
+        yield [message for message in messages if message.record.queue_offset in offsets]
+        next_offset = reply.int_field("nextBeginOffset", 0)
+        if next_offset <= queue_offset:
+            return
+        queue_offset = next_offset
+
+
 def message_not_found(cluster: Cluster, description: str) -> RecordNotFound:
     """Return the error for a message that no broker has."""
     return RecordNotFound(
@@ -148,7 +170,8 @@ def message_not_found(cluster: Cluster, description: str) -> RecordNotFound:
     )
 
 
-def _unique_key_query(topic: str, unique_key: str) -> QueryMessage:
+def unique_key_query(topic: str, unique_key: str) -> QueryMessage:
+    """Return the query for all messages of a topic with this unique key."""
     return QueryMessage(
         topic=topic,
         key=unique_key,

@@ -9,7 +9,7 @@ every table is copied before it is iterated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from escrowmq.broker.broker import Broker
@@ -17,7 +17,12 @@ from escrowmq.broker.flow_control import CONNECTION, TOPIC, UNFLUSHED
 from escrowmq.broker.transactions.check import TransactionChecker
 from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.escrow.coordinator import TransactionCoordinator
-from escrowmq.message.names import DLQ_PREFIX, is_group_topic, is_system_topic
+from escrowmq.message.names import (
+    DLQ_PREFIX,
+    TOOLS_CONSUMER_GROUP,
+    is_group_topic,
+    is_system_topic,
+)
 from escrowmq.message.record import QueueOffset
 from escrowmq.metrics import Counter, Gauge, Histogram, LabelValues, Samples
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -48,6 +53,16 @@ CONSUMER_GROUPS: Final = Gauge(
 DEAD_LETTERS: Final = Counter(
     "rocketmq_send_to_dlq_messages_total",
     "Messages that went to the dead-letter topic of a group, also before this process started.",
+    ("consumer_group", "is_system"),
+)
+OPEN_DEAD_LETTERS: Final = Gauge(
+    "escrowmq_open_dead_letters",
+    "Dead letters of a group from the first one on that was neither resent nor purged.",
+    ("consumer_group", "is_system"),
+)
+OLDEST_DEAD_LETTER: Final = Gauge(
+    "escrowmq_oldest_dead_letter_seconds",
+    "Seconds since the first of them was stored, or 0.",
     ("consumer_group", "is_system"),
 )
 MESSAGES_IN: Final = Counter(
@@ -286,14 +301,37 @@ class BrokerMetrics:
             ]
         )
         dlq_topics = [topic for topic in topics if topic.startswith(DLQ_PREFIX)]
-        yield DEAD_LETTERS.samples(self._dead_letters(topic) for topic in dlq_topics)
+        yield from self._dead_letter_metrics(dlq_topics)
 
-    def _dead_letters(self, topic: str) -> _Sample:
-        group = topic.removeprefix(DLQ_PREFIX)
-        config = self._broker.topics.find(topic)
-        queues = 0 if config is None else config.write_queue_nums
-        total = sum(self._broker.store.max_offset(topic, number) for number in range(queues))
-        return (group, _bool_label(_is_system("", group))), total
+    def _dead_letter_metrics(self, dlq_topics: Sequence[str]) -> Iterator[Samples]:
+        store = self._broker.store
+        stored: list[_Sample] = []
+        opened: list[_Sample] = []
+        oldest: list[_Sample] = []
+        for topic in dlq_topics:
+            config = self._broker.topics.find(topic)
+            queue_ids = range(0 if config is None else config.write_queue_nums)
+            group = topic.removeprefix(DLQ_PREFIX)
+            labels = group, _bool_label(_is_system("", group))
+            cursors = {
+                queue_id: self._dead_letter_cursor(topic, queue_id) for queue_id in queue_ids
+            }
+            count, oldest_ms = self._lag_of(topic, cursors)
+            age_ms = 0 if oldest_ms is None else max(0, self._now_ms() - oldest_ms)
+            stored.append((labels, sum(store.max_offset(topic, number) for number in queue_ids)))
+            opened.append((labels, count))
+            oldest.append((labels, age_ms / 1000))
+        yield DEAD_LETTERS.samples(stored)
+        yield OPEN_DEAD_LETTERS.samples(opened)
+        yield OLDEST_DEAD_LETTER.samples(oldest)
+
+    def _dead_letter_cursor(self, topic: str, queue_id: int) -> QueueOffset:
+        """Return where the first open dead letter of a queue may be (admin/dead_letters.py)."""
+        store = self._broker.store
+        cursor = self._broker.offsets.query(topic, TOOLS_CONSUMER_GROUP, queue_id) or 0
+        # A cursor behind the end is that of a topic of this name which was deleted.
+        is_valid = cursor <= store.max_offset(topic, queue_id)
+        return QueueOffset(max(cursor if is_valid else 0, store.min_offset(topic, queue_id)))
 
     def _message_metrics(self) -> Iterator[Samples]:
         messages_in = list(self._broker.counters.messages_in.items())

@@ -50,6 +50,15 @@ def print_json(content: Any) -> None:
     sys.stdout.flush()
 
 
+def print_json_array(items: Iterable[Any]) -> None:
+    """Print each item when it arrives: there may be a million."""
+    separator = "["
+    for item in items:
+        click.echo(f"{separator}{json.dumps(item)}", nl=False)
+        separator = ",\n "
+    click.echo("[]" if separator == "[" else "]")
+
+
 def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(line)

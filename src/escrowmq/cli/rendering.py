@@ -94,11 +94,12 @@ def message_lines(message: MessageView) -> Iterator[str]:
         yield "properties"
         yield from (f"  {line}" for line in field_lines(others))
     yield ""
-    yield from _body_lines(record, body)
+    yield from body_lines(body)
 
 
-def _body_lines(record: StoredRecord, body: bytes) -> Iterator[str]:
-    text = body_text(record)
+def body_lines(body: bytes) -> Iterator[str]:
+    """Yield the lines of a decompressed body, or a hexadecimal dump if it is not text."""
+    text = _printable_text(body)
     if text is not None:
         yield from map(printable, text.splitlines())
         return
@@ -171,8 +172,12 @@ def _short_body(record: StoredRecord) -> str:
 
 def body_text(record: StoredRecord) -> str | None:
     """Return the decompressed body if it is printable text, else None."""
+    return _printable_text(decompressed_body(record))
+
+
+def _printable_text(body: bytes | memoryview) -> str | None:
     try:
-        text = str(decompressed_body(record), "utf-8")
+        text = str(body, "utf-8")
     except UnicodeDecodeError:
         return None
     return text if text.translate(_LINE_BREAKS).isprintable() else None

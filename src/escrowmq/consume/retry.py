@@ -12,7 +12,8 @@ A consumer sends such a message back (request 36). `send_back` decides what happ
 A client that fails to send a message back sends it to the retry topic itself, and so do orderly
 consumers that have tried it too often. `redirect` decides about such a send. A group that consumes
 in order holds locks on its queues, and a retry would break the order, so its messages go straight
-to the dead letter topic.
+to the dead letter topic. A dead letter that an operator resends is an exception: its place in the
+order is lost already.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from typing import Final
 
 from escrowmq.message.names import (
     DELAY_LEVEL,
+    DELAY_PROPERTIES,
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
     DLQ_PREFIX,
     ORIGIN_MESSAGE_ID,
+    RESENT_FROM,
     RETRY_TOPIC,
-    TIMER_DELAY_MS,
-    TIMER_DELAY_SEC,
-    TIMER_DELIVER_MS,
     UNIQUE_KEY,
     dlq_topic,
     is_group_topic,
@@ -38,8 +38,6 @@ from escrowmq.message.names import (
 )
 
 DLQ_QUEUE_COUNT: Final = 1
-
-_DELAY_PROPERTIES: Final = (DELAY_LEVEL, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 _FIRST_DELAY_LEVEL: Final = 3
 _RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # the largest value of the field in a record
@@ -126,7 +124,10 @@ def redirect(
     group_has_locks: bool,
 ) -> Redelivery | None:
     """Return where a message goes that was sent to a retry topic; None to store it as it is."""
-    if reconsume_times <= policy.effective_max_times and not group_has_locks:
+    max_times = policy.effective_max_times
+    # An orderly consumer that gives up on a resent message sends it with all attempts used.
+    is_resent = RESENT_FROM in properties and reconsume_times < max_times
+    if reconsume_times <= max_times and (is_resent or not group_has_locks):
         return None
     return _dead_letter(group, reconsume_times, _without_delays(properties))
 
@@ -149,4 +150,4 @@ def _dead_letter(group: str, reconsume_times: int, properties: dict[str, str]) -
 
 def _without_delays(properties: Mapping[str, str]) -> dict[str, str]:
     """Remove the delay that the message was sent with: it is over and must not apply again."""
-    return {name: value for name, value in properties.items() if name not in _DELAY_PROPERTIES}
+    return {name: value for name, value in properties.items() if name not in DELAY_PROPERTIES}

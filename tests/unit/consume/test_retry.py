@@ -168,6 +168,16 @@ def test_a_send_to_the_retry_topic_may_become_a_dead_letter(
     )
 
 
+@pytest.mark.parametrize(("times", "is_dead_letter"), [(0, False), (15, False), (16, True)])
+def test_a_resent_message_passes_the_locks_of_its_group_until_its_attempts_are_used(
+    times: int, is_dead_letter: bool
+) -> None:
+    redelivery = redirect(
+        {"DLQ_RESENT_FROM": "id"}, "g", RetryPolicy(), reconsume_times=times, group_has_locks=True
+    )
+    assert (redelivery is not None) is is_dead_letter
+
+
 def test_a_message_without_properties_can_become_a_dead_letter() -> None:
     redelivery = redirect({}, "g", RetryPolicy(), reconsume_times=99, group_has_locks=False)
     assert redelivery is not None

@@ -9,6 +9,7 @@ write `commands/NAME.py` and add the name to `COMMAND_NAMES` in `main.py`.
     topic.py           list, show, create, update, delete topics
     group.py           list, show, lag, reset, delete consumer groups
     message.py         send, tail, find, show messages
+    dead.py            list, show, resend, export, purge dead letters: `message dead`
     transaction.py     list, show, explain, commit, rollback, resume transactions
     broker.py          list, show, top; settings of running brokers
     store.py           check, dump, backup, restore a store directory

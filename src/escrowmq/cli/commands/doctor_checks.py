@@ -12,22 +12,23 @@ import resource
 import socket
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from escrowmq.admin.cluster import BrokerAddress, Cluster, error_text
+from escrowmq.admin.dead_letters import DeadLetter, dead_letter_queues, read_dead_letters
 from escrowmq.admin.queries import (
     all_progress,
     broker_runtime,
     broker_settings,
     consumer_connections,
     disk_used_ratio,
-    message_count,
-    topic_configs,
-    topic_offsets,
     total_lag,
     uptime_s,
 )
@@ -44,7 +45,7 @@ from escrowmq.errors import (
     StoreLocked,
     UnknownRequest,
 )
-from escrowmq.message.names import DLQ_PREFIX, is_system_group
+from escrowmq.message.names import is_system_group
 from escrowmq.native import load_native
 from escrowmq.parsing import format_rough_duration
 from escrowmq.remoting.bodies import TransactionEntry, TransactionList, decode_body
@@ -414,7 +415,7 @@ def _check_broker(cluster: Cluster, broker: BrokerAddress, clock: Clock) -> Iter
         _check_access,
         _check_transactions,
         _check_groups,
-        _check_dead_letters,
+        partial(_check_dead_letters, cluster, broker),
     )
     try:
         connection = cluster.connection(broker.address)
@@ -631,17 +632,36 @@ def _check_groups(connection: SyncConnection, subject: str, clock: Clock) -> Ite
         yield ok(subject, f"{_count_text(len(lags), 'group')}, none far behind")
 
 
+_MAX_EXAMINED_DEAD_LETTERS: Final = 500  # of a queue; the newest
+_MAX_SHOWN_CAUSES: Final = 3
+
+
 def _check_dead_letters(
-    connection: SyncConnection, subject: str, clock: Clock
+    cluster: Cluster, broker: BrokerAddress, connection: SyncConnection, subject: str, clock: Clock
 ) -> Iterator[CheckResult]:
-    topics = [name for name in topic_configs(connection) if name.startswith(DLQ_PREFIX)]
-    for topic, offsets in topic_offsets(connection, topics).items():
-        count = message_count(offsets)
-        if count:
-            group = printable(topic.removeprefix(DLQ_PREFIX))
+    queues = dead_letter_queues(connection)
+    for group, queues_of_group in groupby(queues, key=lambda queue: queue.group):
+        letters: list[DeadLetter] = []
+        is_complete = True
+        for queue in queues_of_group:
+            begin = max(queue.cursor, queue.max_offset - _MAX_EXAMINED_DEAD_LETTERS)
+            is_complete = is_complete and begin == queue.cursor
+            letters += read_dead_letters(cluster, broker, replace(queue, cursor=begin))
+        if letters:
+            name, count = printable(group), _count_text(len(letters), "open dead letter")
+            age_ms = clock.now_ms() - min(letter.message.stored_ms for letter in letters)
+            age = f", the oldest for {format_rough_duration(age_ms)}" if is_complete else ""
             yield warning(
                 subject,
-                f"group {group} has {_count_text(count, 'dead letter')}: all their deliveries "
-                "failed",
-                f"escrowmq message tail '{printable(topic)}' --from earliest --no-follow",
+                f"group {name} has {'' if is_complete else 'at least '}{count}{age}: "
+                f"{_causes_text(letters)}",
+                f"escrowmq message dead list --group {name}; when the cause is removed, resend "
+                "them: escrowmq message dead resend",
             )
+
+
+def _causes_text(letters: Iterable[DeadLetter]) -> str:
+    causes = Counter(letter.error_type or letter.cause for letter in letters).most_common()
+    shown = [f"{count} x {printable(cause)}" for cause, count in causes[:_MAX_SHOWN_CAUSES]]
+    others = len(causes) - len(shown)
+    return ", ".join([*shown, f"and {_count_text(others, 'other cause')}"] if others else shown)

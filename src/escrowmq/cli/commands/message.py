@@ -1,4 +1,4 @@
-"""`escrowmq message …`: send messages, follow a topic, find and show messages."""
+"""`escrowmq message …`: send messages, follow a topic, find and show messages; dead letters."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from escrowmq.admin.messages import (
     message_not_found,
 )
 from escrowmq.admin.offsets import StartPosition
+from escrowmq.cli.commands.dead import dead_letters
 from escrowmq.cli.options import (
     access_options,
     cluster_options,
@@ -55,7 +56,10 @@ _topic_argument = click.argument("topic", metavar="TOPIC", shell_complete=comple
 
 @click.group()
 def message() -> None:
-    """Send messages, follow a topic, find and show messages."""
+    """Send messages, follow a topic, find and show messages, handle dead letters."""
+
+
+message.add_command(dead_letters)
 
 
 # --- send ----------------------------------------------------------------------------------------

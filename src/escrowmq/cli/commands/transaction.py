@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -38,6 +37,7 @@ from escrowmq.cli.output import (
     field_lines,
     ignore_broken_pipe,
     print_json,
+    print_json_array,
     print_lines,
     printable,
     query_command,
@@ -137,7 +137,7 @@ def list_(
     with ignore_broken_pipe():
         shown = islice(listings, limit)
         if as_json:
-            _print_json_array(map(listing_json, shown))
+            print_json_array(map(listing_json, shown))
         else:
             _print_table(shown)
     if limit is not None and next(listings, None) is not None:
@@ -179,15 +179,6 @@ def _list_requests(
         )
         for state in selected
     ]
-
-
-def _print_json_array(items: Iterable[dict[str, Any]]) -> None:
-    """Print each item when it arrives: there may be a million."""
-    separator = "["
-    for item in items:
-        click.echo(f"{separator}{json.dumps(item)}", nl=False)
-        separator = ",\n "
-    click.echo("[]" if separator == "[" else "]")
 
 
 def _print_table(listings: Iterable[TransactionListing]) -> None:
@@ -647,7 +638,7 @@ def _print_results(
             else:
                 _print_result(result)
         if as_json:
-            _print_json_array(json_rows)
+            print_json_array(json_rows)
         elif done + failed != 1:
             click.echo(f"{done} done, {failed} refused")
     exit_with_failures(context, cluster, 2 if failed else 0)
