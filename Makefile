@@ -36,6 +36,7 @@ check: $(READY)  ## style, types, import contracts, changelog against version; t
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
 databases:  ## PostgreSQL from Debian's package, for tests; with mariadb-server: DATABASES="postgresql mariadb-server"
@@ -81,8 +82,8 @@ planted: $(READY)  ## plant the mistakes of tests/planted_native in a copy of th
 fuzz: $(READY)  ## fuzz the native module, each target for MINUTES=… [5]; needs a nightly Rust and cargo-fuzz
 	@.ci/native $(BIN)/python fuzz $(or $(MINUTES),5)
 
-docs: $(READY)  ## write the generated tables of docs/
-	$(BIN)/python docs/generate.py
+docs: $(READY)  ## write the generated parts of docs/: tables, API reference
+	$(BIN)/python -m docs.generate
 
 lock:  ## resolve the development dependencies again
 	$(PYTHON) -m venv $(VENV)

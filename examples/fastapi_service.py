@@ -70,7 +70,8 @@ async def create_order(item: str, count: int = 1) -> dict[str, str]:
 @app.get("/orders/{order_id}")
 async def get_order(order_id: str) -> dict[str, str | int]:
     async with engine.connect() as connection:
-        row = (await connection.execute(select(orders).where(orders.c.id == order_id))).first()
+        result = await connection.execute(select(orders).where(orders.c.id == order_id))
+        row = result.mappings().first()
     if row is None:
         raise HTTPException(404, "no such order")
-    return {"id": row.id, "item": row.item, "count": row.count}
+    return {"id": row["id"], "item": row["item"], "count": row["count"]}

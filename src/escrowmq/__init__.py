@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from escrowmq.client.consumer.consumer import Consumer
     from escrowmq.client.consumer.fetcher import ConsumerLimits
     from escrowmq.client.consumer.pull_consumers import LiteConsumer, PullConsumer
+    from escrowmq.client.consumer.queue_client import PullResult
     from escrowmq.client.messages import (
         Message,
         MessageQueue,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         TransactionSendResult,
     )
     from escrowmq.errors import EscrowError, Rollback
+    from escrowmq.message.delivery_failure import DeliveryFailure
     from escrowmq.message.filter import SqlFilter
     from escrowmq.message.transaction import LocalTransactionState, Verdict
 
@@ -46,6 +48,7 @@ _MODULES = {
     "Access": "escrowmq.client.access",
     "Consumer": "escrowmq.client.consumer.consumer",
     "ConsumerLimits": "escrowmq.client.consumer.fetcher",
+    "DeliveryFailure": "escrowmq.message.delivery_failure",
     "EscrowError": "escrowmq.errors",
     "LiteConsumer": "escrowmq.client.consumer.pull_consumers",
     "LocalTransactionState": "escrowmq.message.transaction",
@@ -53,6 +56,7 @@ _MODULES = {
     "MessageQueue": "escrowmq.client.messages",
     "Producer": "escrowmq.client.producer.producer",
     "PullConsumer": "escrowmq.client.consumer.pull_consumers",
+    "PullResult": "escrowmq.client.consumer.queue_client",
     "ReceivedMessage": "escrowmq.client.messages",
     "Rollback": "escrowmq.errors",
     "SendResult": "escrowmq.client.messages",
@@ -70,6 +74,7 @@ __all__ = [
     "Access",
     "Consumer",
     "ConsumerLimits",
+    "DeliveryFailure",
     "EscrowError",
     "LiteConsumer",
     "LocalTransactionState",
@@ -77,6 +82,7 @@ __all__ = [
     "MessageQueue",
     "Producer",
     "PullConsumer",
+    "PullResult",
     "ReceivedMessage",
     "Rollback",
     "SendResult",

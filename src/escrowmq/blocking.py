@@ -25,13 +25,13 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 from escrowmq.client.access import Access
 from escrowmq.client.consumer import consumer as consumers
 from escrowmq.client.consumer import pull_consumers
 from escrowmq.client.consumer.fetcher import ConsumerLimits
-from escrowmq.client.consumer.handlers import MessageHandler
+from escrowmq.client.consumer.handlers import HandlerT
 from escrowmq.client.consumer.offset_store import ConsumeFrom, SupportsTimestamp
 from escrowmq.client.consumer.queue_client import PullResult
 from escrowmq.client.consumer.rebalance import AssignmentStrategy, average
@@ -52,10 +52,11 @@ from escrowmq.client.producer.checker import (
     CHECK_REQUEST_HOLD_MAX,
     DEFAULT_CONCURRENCY,
     Checker,
+    CheckerT,
     CheckResultCounts,
     to_verdict,
 )
-from escrowmq.client.producer.producer import QueueSelector
+from escrowmq.client.producer.producer import ProducerOptions, QueueSelector
 from escrowmq.client.producer.sender import (
     BATCH_BYTES_MAX,
     DEFAULT_BODY_BYTES_MAX,
@@ -123,10 +124,12 @@ class _BlockingProducer(Generic[P]):
 
     @property
     def group(self) -> str:
+        """The producer group."""
         return self._inner().group
 
     @property
     def namespace(self) -> Namespace:
+        """The prefix of topics and groups; empty without a namespace."""
         return self._inner().namespace
 
     def send(
@@ -179,13 +182,13 @@ class _BlockingProducer(Generic[P]):
 
     def checker(
         self, topic: str = "", *, tag: str = "", name: str = ""
-    ) -> Callable[[Checker], Checker]:
+    ) -> Callable[[CheckerT], CheckerT]:
         """Register a function that decides open transactions; see `escrowmq.Producer.checker`.
 
         A plain function runs in a thread.
         """
 
-        def register(checker: Checker) -> Checker:
+        def register(checker: CheckerT) -> CheckerT:
             selection = {"topic": topic, "tag": tag, "name": name}
             self._run(_register_checker(self._inner(), checker, selection))
             self._checkers.append((checker, selection))  # for children of this process
@@ -283,16 +286,18 @@ class TransactionProducer(_BlockingProducer[transaction_producers.TransactionPro
         *,
         group: str,
         listener: TransactionListener,
-        check_executor: Executor | None = None,
-        **options: Any,
+        clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         self.listener = listener
-        super().__init__(
-            lambda executor: transaction_producers.TransactionProducer(
-                servers, group=group, listener=listener, check_executor=executor, **options
-            ),
-            check_executor,
-        )
+
+        def create(executor: Executor | None) -> transaction_producers.TransactionProducer:
+            own_options: ProducerOptions = {**options, "check_executor": executor}
+            return transaction_producers.TransactionProducer(
+                servers, group=group, listener=listener, clock=clock, **own_options
+            )
+
+        super().__init__(create, options.get("check_executor"))
 
     def send_in_transaction(self, message: Message, arg: Any = None) -> TransactionSendResult:
         """Park the message, run the local transaction with `arg`, and end the transaction.
@@ -360,6 +365,7 @@ class Transaction:
 
     @property
     def name(self) -> str:
+        """The kind of transaction, by which a checker is chosen; may be empty."""
         return self._inner.name
 
     @property
@@ -405,6 +411,7 @@ class _BlockingConsumer(Generic[C]):
 
     @property
     def group(self) -> str:
+        """The consumer group."""
         return self._inner.group
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -530,15 +537,13 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         """Send a reply to the producer that sent the message with `producer.request`."""
         self._run(self._inner.reply(message, body, properties=properties))
 
-    def on(
-        self, topic: str, expression: FilterLike = "*"
-    ) -> Callable[[MessageHandler], MessageHandler]:
+    def on(self, topic: str, expression: FilterLike = "*") -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a topic; see `escrowmq.Consumer.on`.
 
         A plain function runs in a thread.
         """
 
-        def register(handler: MessageHandler) -> MessageHandler:
+        def register(handler: HandlerT) -> HandlerT:
             return self._run_function(lambda: self._inner.on(topic, expression)(handler))
 
         return register

@@ -79,6 +79,7 @@ class Message:
 
     @property
     def is_delayed(self) -> bool:
+        """Whether the message has a delay, of any kind."""
         return bool(self.delay_level or self.delay_s or self.deliver_at is not None)
 
     @property

@@ -198,6 +198,7 @@ class ReplayRequest:
     at_least_once: bool = False  # for RocketMQ, which cannot do more
 
     def effective_name(self) -> str:
+        """Return the name, or one that is derived from what is replayed."""
         if self.name:
             return self.name
         parts = (os.path.abspath(self.archive), self.topic, self.since, self.until, self.where)

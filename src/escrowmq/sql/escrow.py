@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction
@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.client.producer.producer import Producer as AsyncProducer
+from escrowmq.client.producer.producer import ProducerOptions
 from escrowmq.clock import Clock
 from escrowmq.database.marker import (
     MARKER_RETENTION_MS,
@@ -83,7 +84,7 @@ class Escrow(MarkerRetention):
         retention_ms: int = MARKER_RETENTION_MS,
         purge_acknowledged: bool = False,
         clock: Clock | None = None,
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         super().__init__(
             group=group,
@@ -293,7 +294,7 @@ class AsyncEscrow(MarkerRetention):
         retention_ms: int = MARKER_RETENTION_MS,
         purge_acknowledged: bool = False,
         clock: Clock | None = None,
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         super().__init__(
             group=group,

@@ -286,7 +286,7 @@ async def test_invalid_handlers_are_refused(server: Broker) -> None:
     with pytest.raises(LocalProtocolError, match="on\\(\\)"):
         await consumer.run()
     with pytest.raises(TypeError):
-        consumer.on("t")(3)  # type: ignore[arg-type]
+        consumer.on("t")(3)  # type: ignore[type-var]
     with pytest.raises(InvalidSubscription):
         consumer.on("t", "||")
     await consumer.close()

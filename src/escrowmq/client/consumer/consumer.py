@@ -16,7 +16,7 @@ from escrowmq.client.access import Access
 from escrowmq.client.callbacks import failure_report
 from escrowmq.client.consumer.broker_requests import BrokerRequests
 from escrowmq.client.consumer.fetcher import ConsumerLimits, Delivery, QueueFetcher
-from escrowmq.client.consumer.handlers import HandlerRegistry, MessageHandler
+from escrowmq.client.consumer.handlers import HandlerRegistry, HandlerT
 from escrowmq.client.consumer.offset_store import ConsumeFrom
 from escrowmq.client.consumer.queue_client import (
     DEAD_LETTER_DELAY_LEVEL,
@@ -204,9 +204,7 @@ class Consumer:
 
     # --- handlers --------------------------------------------------------------------------------
 
-    def on(
-        self, topic: str, expression: FilterLike = "*"
-    ) -> Callable[[MessageHandler], MessageHandler]:
+    def on(self, topic: str, expression: FilterLike = "*") -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a topic, or for some tags of it; a decorator.
 
         A coroutine function runs on the event loop, a plain function in a thread. If the handler
@@ -215,7 +213,7 @@ class Consumer:
         """
         parsed = parse_filter(expression)
 
-        def register(handler: MessageHandler) -> MessageHandler:
+        def register(handler: HandlerT) -> HandlerT:
             subscribed = self._rebalancer.subscription(topic)
             self._rebalancer.subscribe(topic, parsed if subscribed is None else subscribed | parsed)
             self._handlers.register(topic, parsed, handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from escrowmq.client.callbacks import run_callback
 from escrowmq.client.messages import ReceivedMessage
@@ -15,6 +15,7 @@ from escrowmq.message.filter import FilterExpression
 
 # The return value is ignored. An exception means that the message has to be delivered again.
 MessageHandler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
+HandlerT = TypeVar("HandlerT", bound=MessageHandler)  # a decorator returns what it was given
 
 
 class HandlerRegistry:

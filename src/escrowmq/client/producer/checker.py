@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from escrowmq.client.callbacks import describe, run_callback, shorten
 from escrowmq.client.connection import ClientConnection
@@ -45,6 +45,7 @@ CLOSE_TIMEOUT_S: Final = 3.0  # how long close() waits for running checkers
 ALL_TOPICS: Final = "*"
 
 Checker = Callable[[ReceivedMessage], "Verdict | Awaitable[Verdict | None] | None"]
+CheckerT = TypeVar("CheckerT", bound=Checker)  # a decorator returns what it was given
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from escrowmq.client.access import Access
 from escrowmq.client.connection import ClientConnection, ConnectionPool
@@ -30,8 +30,8 @@ from escrowmq.client.messages import (
 from escrowmq.client.producer.checker import (
     CHECK_REQUEST_HOLD_MAX,
     DEFAULT_CONCURRENCY,
-    Checker,
     CheckerRegistry,
+    CheckerT,
     CheckResultCounts,
 )
 from escrowmq.client.producer.request_reply import PendingReplies
@@ -67,6 +67,24 @@ log = logging.getLogger(__name__)
 # Chooses one of a topic's queues for a message: `lambda queues, message: queues[0]`.
 QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 P = TypeVar("P", bound="Producer")
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The options of Producer, for what creates one and passes them on."""
+
+    namespace: str
+    timeout_s: float
+    retries: int
+    compress_above_bytes: int | None
+    compression: str
+    body_bytes_max: int
+    batch_bytes_max: int
+    check_concurrency: int
+    check_request_hold_max: int
+    check_executor: Executor | None
+    heartbeat_s: float
+    telemetry: Any
+    access: Access | None
 
 
 class Producer:
@@ -374,7 +392,7 @@ class Producer:
 
     def checker(
         self, topic: str = "", *, tag: str = "", name: str = ""
-    ) -> Callable[[Checker], Checker]:
+    ) -> Callable[[CheckerT], CheckerT]:
         """Register a function that decides open transactions; a decorator.
 
             @producer.checker("orders")
@@ -390,7 +408,7 @@ class Producer:
         name. Raises ValueError for any other combination.
         """
 
-        def register(checker: Checker) -> Checker:
+        def register(checker: CheckerT) -> CheckerT:
             self._checkers.register(checker, topic=topic, tag=tag, name=name)
             self._heartbeat.register_soon()
             return checker

@@ -19,16 +19,16 @@ import contextvars
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from escrowmq.client.callbacks import describe, run_callback
 from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from escrowmq.client.producer.checker import ALL_TOPICS, to_verdict
-from escrowmq.client.producer.producer import Producer
+from escrowmq.client.producer.producer import Producer, ProducerOptions
 from escrowmq.client.producer.transaction import TransactionOutcome
 from escrowmq.client.telemetry import Span
+from escrowmq.clock import Clock
 from escrowmq.errors import Rollback
 from escrowmq.message import names
 from escrowmq.message.names import TRANSACTION_ID
@@ -89,9 +89,9 @@ class TransactionProducer(Producer):
             await producer.send_in_transaction(Message("orders", b"o-1"), arg=order)
 
     The listener also checks every transaction of the group that has no checker of its own.
-    `check_executor` runs its checks, as `setExecutorService` in RocketMQ; the other `options` are
-    those of Producer too. With `check_concurrency=1` checks come one at a time, as RocketMQ's
-    client makes them by default. Raises TypeError if the listener lacks a method.
+    The `options` are those of Producer: `check_executor` runs the checks, as `setExecutorService`
+    does in RocketMQ. With `check_concurrency=1` checks come one at a time, as RocketMQ's client
+    makes them by default. Raises TypeError if the listener lacks a method.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class TransactionProducer(Producer):
         *,
         group: str,
         listener: TransactionListener,
-        check_executor: Executor | None = None,
-        **options: Any,
+        clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         for method in ("execute_local_transaction", "check_local_transaction"):
             if not callable(getattr(listener, method, None)):
                 raise TypeError(f"the listener {type(listener).__name__} has no method {method}")
-        super().__init__(servers, group=group, check_executor=check_executor, **options)
+        super().__init__(servers, group=group, clock=clock, **options)
         self.listener = listener
         self.checker(ALL_TOPICS)(listener.check_local_transaction)
 
