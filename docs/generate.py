@@ -1,5 +1,6 @@
-"""Write the generated tables of this directory: `make docs`.
+"""Write the generated parts of this directory: `make docs`.
 
+    api.md              every public class and function, from its docstring
     configuration.md    every setting, as declared in escrowmq/config/settings.py
     metrics.md          every metric, as declared beside its collectors
 
@@ -17,6 +18,7 @@ from typing import Any, Final
 import escrowmq.broker.metrics
 import escrowmq.server.metrics
 import escrowmq.server.supervisor
+from docs.api_reference import api_sections
 from escrowmq.config.loading import SETTINGS
 from escrowmq.metrics import Family
 
@@ -81,6 +83,7 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 PAGES: Final[dict[str, Callable[[], Iterable[str]]]] = {
+    "api.md": api_sections,
     "configuration.md": setting_sections,
     "metrics.md": metric_sections,
 }
