@@ -24,6 +24,7 @@ MODULES: Final = (
     "escrowmq.errors",
     "escrowmq.admin",
     "escrowmq.admin.queries",
+    "escrowmq.admin.topics",
     "escrowmq.admin.messages",
     "escrowmq.admin.dead_letters",
     "escrowmq.admin.offsets",

@@ -22,7 +22,8 @@ def send_and_bury(
 ) -> list[ReceivedMessage]:
     """Send messages to a topic of their own, and let the group give each of them up at once."""
     topic = messages[0].topic
-    with Producer(broker.namesrv_address, group="p") as producer:
+    # A broker that has just started may respond late, and a repeated send would be stored twice.
+    with Producer(broker.namesrv_address, group="p", timeout_s=WAIT_S) as producer:
         for message in messages:
             producer.send(message)
     return bury(broker, group, topic, len(messages), cause=cause, **options)

@@ -15,6 +15,7 @@ Modules in reading order:
 
     cluster.py        brokers, routes and topics of a cluster; ask all brokers
     queries.py        questions to one broker: topics, groups, lag, runtime figures, settings
+    topics.py         create, change and delete topics
     offsets.py        plan and apply a reset of a consumer group
     messages.py       find messages, follow a topic
     dead_letters.py   find, resend, export and purge dead letters

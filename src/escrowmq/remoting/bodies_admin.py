@@ -42,7 +42,7 @@ class ConsumeOffset(JsonBody, frozen=True, kw_only=True):
 
     broker_offset: Int64
     consumer_offset: Int64
-    pull_offset: Int64
+    pull_offset: Int64 = 0  # RocketMQ 4.9 has none
     last_timestamp: Int64  # when the last consumed message was stored
 
 

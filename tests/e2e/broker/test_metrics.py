@@ -278,6 +278,8 @@ def test_the_page_has_the_declared_metrics_with_their_kinds_and_labels(
     # These have no samples before the first event that they count.
     assert families.keys() - with_samples == {
         "escrowmq_damage_found_total",
+        "escrowmq_oldest_dead_letter_seconds",
+        "escrowmq_open_dead_letters",
         "escrowmq_unreadable_requests_total",
         "rocketmq_commit_messages_total",
         "rocketmq_consumer_connections",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from escrowmq import Message
+from escrowmq.admin import Cluster
 from escrowmq.blocking import Consumer, Producer
 from tests.e2e.broker.test_metrics import BrokerWithMetrics
 from tests.interop.remoting import Client
@@ -25,6 +26,7 @@ from tests.support.dead_letters import (
     send_and_bury,
     wait_for_copies,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -349,7 +351,11 @@ def test_dead_letters_of_all_brokers_are_found_and_resent_where_they_are(
     server: Server, tmp_path: Path
 ) -> None:
     conf = {**CONF, "brokerName": "broker-b", "namesrvAddr": server.namesrv_address}
-    with Server(tmp_path, role="broker", conf=conf) as second:
+    with (
+        Server(tmp_path, role="broker", conf=conf) as second,
+        Cluster(server.namesrv_address) as cluster,
+    ):
+        wait_until(lambda: len(cluster.brokers(fresh=True)) == 2, "both brokers are registered")
         for broker in (server, second):
             with broker.client() as client:
                 bury_by_hand(client, "g-both", "both")

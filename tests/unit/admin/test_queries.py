@@ -8,6 +8,7 @@ import pytest
 
 from escrowmq.admin import SyncConnection
 from escrowmq.admin.queries import (
+    all_progress,
     broker_settings,
     consumer_connections,
     group_configs,
@@ -38,6 +39,17 @@ def test_any_other_refusal_is_raised() -> None:
         )
         with pytest.raises(RequestRefused, match="not allowed"):
             topic_offsets(connection, ["orders"])
+
+
+def test_the_progress_of_groups_is_read_from_rocketmq_4_which_sends_no_pull_offset() -> None:
+    offset = b'{"brokerOffset": 5, "consumerOffset": 3, "lastTimestamp": 1}'
+    key = b'{"brokerName": "a", "queueId": 0, "topic": "orders"}'
+    table = b'{"consumeTps": 0.0, "offsetTable": {%s: %s}}' % (key, offset)
+    body = b'{"brokerAddr": "h:1", "consumeStatsList": [{"g": [%s]}], "totalDiff": 2}' % table
+    with ScriptedBroker() as broker, SyncConnection(broker.address) as connection:
+        broker.responses[RequestCode.GET_BROKER_CONSUME_STATS] = json_response(body)
+        [progress] = all_progress(connection)["g"].values()
+    assert (progress.broker_offset, progress.consumer_offset) == (5, 3)
 
 
 def test_groups_without_connected_members_are_omitted() -> None:

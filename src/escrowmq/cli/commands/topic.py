@@ -23,6 +23,7 @@ from escrowmq.admin.queries import (
     topic_offsets,
     total_lag,
 )
+from escrowmq.admin.topics import DEFAULT_QUEUES, delete_topic, write_topic
 from escrowmq.cli.options import (
     cluster_options,
     combine_options,
@@ -46,16 +47,13 @@ from escrowmq.cli.output import (
     terminal_width,
 )
 from escrowmq.client.sync_connection import SyncConnection
-from escrowmq.errors import EscrowError, NoRoute
+from escrowmq.errors import NoRoute
 from escrowmq.message.names import is_group_topic
 from escrowmq.message.topic_config import TopicConfig
 from escrowmq.parsing import format_timestamp
-from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.headers_admin import CreateTopic, DeleteTopicInNamesrv, TopicHeader
 
 _PERMISSIONS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0}
 _MAX_QUEUES: Final = 65_536
-_DEFAULT_QUEUES: Final = 4
 
 _topic_argument = click.argument("topic", metavar="TOPIC", shell_complete=complete_topic)
 _config_options = combine_options(
@@ -335,7 +333,7 @@ def create(
         raise click.UsageError(
             f"the topic {topic} already exists on {names}: use `escrowmq topic update`"
         )
-    queue_count = _DEFAULT_QUEUES if queues is None else queues
+    queue_count = DEFAULT_QUEUES if queues is None else queues
     config = TopicConfig(
         topic_name=topic,
         read_queue_nums=queue_count,
@@ -421,8 +419,7 @@ def _apply_changes(
     def write(connection: SyncConnection) -> _ConfigChange:
         change = change_by_address[connection.address]
         if not dry_run:
-            header = _create_header(change.new, encoded_attributes)
-            connection.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            write_topic(connection, change.new, encoded_attributes)
         return change
 
     action = f"would be {verb}" if dry_run else verb
@@ -435,19 +432,6 @@ def _apply_changes(
                 continue
             line = f"{topic}  {action} on {broker.name}: {change.text}"
             click.echo(f"{line}, {encoded_attributes}" if encoded_attributes else line)
-
-
-def _create_header(config: TopicConfig, attributes: str | None) -> CreateTopic:
-    return CreateTopic(
-        topic=config.topic_name,
-        read_queue_nums=config.read_queue_nums,
-        write_queue_nums=config.write_queue_nums,
-        perm=config.perm,
-        topic_filter_type=config.topic_filter_type,
-        topic_sys_flag=config.topic_sys_flag,
-        order=config.order,
-        attributes=attributes,
-    )
 
 
 def _encode_attributes(texts: tuple[str, ...]) -> str | None:
@@ -509,27 +493,12 @@ def delete(
     confirm(f"Delete {target} permanently?", yes=yes)
     with ignore_broken_pipe():
         for topic in topics:
-            _delete_topic(cluster, topic, as_json)
+            deleted_on = delete_topic(cluster, topic)
+            if as_json:
+                print_json({"topic": topic, "deleted_on": [broker.name for broker in deleted_on]})
+            else:
+                click.echo(f"{topic}  deleted on {_broker_count_text(len(deleted_on))}")
     exit_with_failures(context, cluster)
-
-
-def _delete_topic(cluster: Cluster, topic: str, as_json: bool) -> None:
-    code, header = RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic)
-    deleted = cluster.ask_all(
-        lambda connection: connection.call(code, header), ignored_codes=NOT_FOUND_CODES
-    )
-    # With --broker the topic stays on other brokers, so the name servers keep its route.
-    for address in cluster.servers if cluster.selected_broker is None else ():
-        try:
-            cluster.connection(address).call(
-                RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrv(topic=topic)
-            )
-        except EscrowError as error:
-            cluster.report_failure(BrokerAddress(address, address), error)
-    if as_json:
-        print_json({"topic": topic, "deleted_on": [broker.name for broker, _ in deleted]})
-    else:
-        click.echo(f"{topic}  deleted on {_broker_count_text(len(deleted))}")
 
 
 # --- shared by the commands ----------------------------------------------------------------------
