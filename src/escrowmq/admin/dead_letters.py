@@ -197,7 +197,7 @@ def dead_letter_queues(
             raise connection.refusal(code, reply)
         cursor = 0 if reply.code else decode_header(OffsetResponse, reply.ext_fields).offset
         # A cursor behind the end is that of a topic of this name which was deleted.
-        cursor = max(cursor, bounds.min_offset) if cursor <= bounds.max_offset else 0
+        cursor = max(cursor if cursor <= bounds.max_offset else 0, bounds.min_offset)
         group = queue.topic.removeprefix(DLQ_PREFIX)
         result.append(
             DeadLetterQueue(group, queue.queue_id, bounds.min_offset, cursor, bounds.max_offset)

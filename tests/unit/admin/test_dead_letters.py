@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from escrowmq.admin.dead_letters import (
     DeadLetterState,
     ResendStatus,
     dead_letter_json,
+    dead_letter_queues,
     find_dead_letters,
     parse_dead_letter,
     resend_dead_letters,
@@ -22,7 +24,7 @@ from escrowmq.admin.dead_letters import (
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import ManualClock
 from escrowmq.message.keys import encode_host, encode_offset_id
-from escrowmq.message.properties import encode_properties
+from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import NewRecord, encode_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import OffsetResponse, PullMessageResponse, SendMessageResponse
@@ -130,6 +132,52 @@ def nothing_found(request: Request[Any]) -> bytes:
 
 def sends(broker: ScriptedBroker) -> list[Request[Any]]:
     return [r for r in broker.requests if r.head.code == RequestCode.SEND_MESSAGE_V2]
+
+
+def test_a_copy_keeps_what_belongs_to_the_message_and_nothing_of_its_history() -> None:
+    kept = {"KEYS": "k", "color": "red", "ORIGIN_MESSAGE_ID": "first", "UNIQ_KEY": "U"}
+    removed = {
+        "DELAY": "3",
+        "TIMER_DELIVER_MS": "7",
+        "TIMER_DELAY_SEC": "1",
+        "TIMER_DELAY_MS": "1",
+        "TRAN_MSG": "true",
+        "ESCROW_RETRY_OF": "17",
+        "DLQ_ORIGIN_MESSAGE_ID": "U",
+        "ESCROW_CAUSE_TIME": "1",
+        "DLQ_CAUSE_TYPE": "Bad",
+        "DLQ_RESENT_FROM": "earlier",
+        "RETRY_TOPIC": "orders",
+        "DLQ_ORIGIN_TOPIC": "orders",
+    }
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
+        broker.responses[RequestCode.QUERY_MESSAGE] = nothing_found
+        broker.responses[RequestCode.SEND_MESSAGE_V2] = accept_send
+        letter = make_letter(properties=kept | removed, broker=broker.address, flag=7, born_ms=5)
+        list(resend_dead_letters(cluster, [letter]))
+        [request] = sends(broker)
+    fields = request.head.fields
+    own = {"RETRY_TOPIC": "orders", "DLQ_RESENT_FROM": letter.message.offset_id}
+    assert decode_properties(fields.properties.encode()) == kept | own
+    assert (fields.topic, fields.reconsume_times) == ("%RETRY%g", 0)
+    assert (fields.flag, fields.born_timestamp, fields.sys_flag) == (7, 5, 0)
+
+
+def test_a_cursor_behind_the_end_of_a_new_queue_does_not_count() -> None:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
+        broker.serve_topic(TOPIC, (2, 5))
+        [address] = cluster.brokers()
+        connection = cluster.connection(address.address)
+        for committed, cursor in ((0, 2), (3, 3), (5, 5), (6, 2)):
+            header = OffsetResponse(offset=committed)
+            broker.responses[RequestCode.QUERY_CONSUMER_OFFSET] = partial(
+                encode_response, fields=header
+            )
+            [queue] = dead_letter_queues(connection, ["g"])
+            assert queue.cursor == cursor
+        broker.responses[RequestCode.QUERY_CONSUMER_OFFSET] = nothing_found
+        [queue] = dead_letter_queues(connection, ["g"])
+        assert queue.cursor == 2
 
 
 def test_dead_letters_are_resent_at_the_rate() -> None:
