@@ -163,6 +163,18 @@ def test_a_copy_keeps_what_belongs_to_the_message_and_nothing_of_its_history() -
     assert (fields.flag, fields.born_timestamp, fields.sys_flag) == (7, 5, 0)
 
 
+def test_a_copy_of_a_message_without_a_unique_key_is_found_by_the_id_of_the_dead_letter() -> None:
+    with ScriptedBroker() as broker, broker.cluster() as cluster:
+        broker.responses[RequestCode.QUERY_MESSAGE] = nothing_found
+        broker.responses[RequestCode.SEND_MESSAGE_V2] = accept_send
+        letter = make_letter(properties={"RETRY_TOPIC": "orders"}, broker=broker.address)
+        list(resend_dead_letters(cluster, [letter]))
+        [send] = sends(broker)
+        [query] = [r for r in broker.requests if r.head.code == RequestCode.QUERY_MESSAGE]
+    properties = decode_properties(send.head.fields.properties.encode())
+    assert properties["UNIQ_KEY"] == query.head.fields.key == letter.message.offset_id
+
+
 def test_a_cursor_behind_the_end_of_a_new_queue_does_not_count() -> None:
     with ScriptedBroker() as broker, broker.cluster() as cluster:
         broker.serve_topic(TOPIC, (2, 5))
