@@ -31,7 +31,13 @@ def test_everything_public_is_found_by_dir_and_has_a_docstring(name: str) -> Non
     assert set(public_names(module)) <= set(dir(module))
     parts = dict(documented_parts(module))
     assert parts or name == "escrowmq.django"
-    assert [part for part, value in parts.items() if not value.__doc__] == []
+    # A dataclass without a docstring gets its signature as one.
+    undocumented = [
+        part
+        for part, value in parts.items()
+        if not value.__doc__ or value.__doc__.startswith(f"{part}(")
+    ]
+    assert undocumented == []
 
 
 @pytest.mark.parametrize("name", MODULES)

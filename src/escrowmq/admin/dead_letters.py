@@ -483,11 +483,11 @@ def pass_resent(cluster: Cluster, groups: Collection[str]) -> list[DeadLetterPur
 
     What was resent stays resent. But it is not looked at again, and metrics do not count it.
     """
-    return apply_purge(cluster, _plan(cluster, groups, lambda letter: False))
+    return apply_purge(cluster, _plan(cluster, groups, None))
 
 
 def _plan(
-    cluster: Cluster, groups: Collection[str], is_matching: Callable[[DeadLetter], bool]
+    cluster: Cluster, groups: Collection[str], is_matching: Callable[[DeadLetter], bool] | None
 ) -> list[DeadLetterPurge]:
     plans = []
     for broker, queues in cluster.ask_all(
@@ -505,10 +505,13 @@ def _plan_queue(
     cluster: Cluster,
     broker: BrokerAddress,
     queue: DeadLetterQueue,
-    is_matching: Callable[[DeadLetter], bool],
+    is_matching: Callable[[DeadLetter], bool] | None,
 ) -> DeadLetterPurge:
     new_cursor, purged, blocked = queue.max_offset, 0, 0
     for letter in read_dead_letters(cluster, broker, queue):
+        if is_matching is None:  # nothing matches: the first open one is the end
+            new_cursor = letter.message.queue_offset
+            break
         is_before_cursor = letter.message.queue_offset < new_cursor
         if not is_matching(letter):
             new_cursor = min(new_cursor, letter.message.queue_offset)
