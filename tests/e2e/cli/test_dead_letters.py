@@ -194,6 +194,28 @@ def test_what_was_resent_is_known_after_a_crash_of_the_broker(tmp_path: Path) ->
         assert sorted(copy.body for copy in copies(server, "g")) == [b"1", b"2"]
 
 
+def test_a_resend_whose_broker_is_killed_is_continued(tmp_path: Path) -> None:
+    count = 40
+    with Server(tmp_path, conf=CONF) as server:
+        send_and_bury(server, "g", *(Message("t", b"%d" % number) for number in range(count)))
+        arguments = ("message", "dead", "resend", "--all", "-n", server.namesrv_address, "--yes")
+        resending = subprocess.Popen(
+            [COMMAND, *arguments, "--rate", "40"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for_copies(server, "g", 5)
+        server.kill()
+        assert resending.wait(WAIT_S) == 2
+        server.start()
+        before = len(copies(server, "g"))
+        assert 5 <= before < count
+        assert run(*arguments).lines[-1] == f"{count - before} resent, 0 resent before, 0 failed"
+        assert sorted(copy.body for copy in copies(server, "g")) == sorted(
+            b"%d" % number for number in range(count)
+        )
+
+
 def test_a_group_that_consumes_in_order_gets_what_is_resent(server: Server) -> None:
     """Other sends to its retry topic become dead letters, because it has locks on its queues."""
     send_and_bury(server, "g-ordered", Message("ordered", b"x"), orderly=True)
