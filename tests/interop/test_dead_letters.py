@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.apache, pytest.mark.nightly]
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Apache]:
-    with new_broker(request.param, tmp_path_factory.mktemp("apache")) as apache:
+    apache = new_broker(request.param, tmp_path_factory.mktemp("apache"))
+    with apache:
         yield apache
 
 
