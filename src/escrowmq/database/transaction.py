@@ -50,6 +50,9 @@ SESSION_ENDED: Final = (
     "the block ended its database transaction, or rolled back a savepoint that was set in plain "
     "SQL; leave the end to the block, and use begin_nested() or atomic() for savepoints"
 )
+# How often the markers of a joined transaction are asked. Each attempt waits for a transaction that
+# is not over yet, see `short_lock_wait`.
+JOINED_ASK_ATTEMPTS: Final = 5
 COMMITTED_BEFORE_ERROR: Final = (
     "the database had committed before the block failed, so the messages are delivered"
 )
@@ -169,6 +172,30 @@ def transaction_steps(tx: BaseTransactionMessages, *, is_nested: bool = False) -
         yield End()
 
 
+def joined_end_steps(
+    tx: BaseTransactionMessages, *, is_committed: bool, keep_tombstones: bool
+) -> Steps:
+    """Yield the steps that end the messages of a joined transaction, after it is over.
+
+    `is_committed`: the database has said so, and the markers were checked before the commit.
+    Otherwise the markers are asked.
+    """
+    tx.refuse_sends()
+    try:
+        if is_committed:
+            tx.set_verdicts(Verdict.COMMIT)
+        else:
+            for _ in range(JOINED_ASK_ATTEMPTS):
+                yield from _ask_markers(tx, keep_tombstone=keep_tombstones)
+                if not tx.is_undecided:
+                    break
+        yield End()
+    except BaseException:
+        if tx.outcome is None:
+            tx.leave_to_check_back("the end was interrupted")
+        raise
+
+
 def _undo(tx: BaseTransactionMessages, error: BaseException) -> Steps:
     """Roll back, and tell the broker what the markers say.
 
@@ -239,7 +266,21 @@ def _ask_markers(tx: BaseTransactionMessages, *, keep_tombstone: bool) -> Steps:
 # --- drivers -------------------------------------------------------------------------------------
 
 
-class TransactionOps(Protocol):
+class EndOps(Protocol):
+    """Performs the steps of `joined_end_steps` for a blocking binding."""
+
+    def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict: ...
+    def end(self) -> None: ...
+
+
+class AsyncEndOps(Protocol):
+    """Performs the steps of `joined_end_steps` for an asyncio binding."""
+
+    async def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict: ...
+    async def end(self) -> None: ...
+
+
+class TransactionOps(EndOps, Protocol):
     """Performs the steps of a blocking binding. Each method is the step of the same name.
 
     `prepare_send` is no step: `TransactionMessages.send` calls it before each message. It returns
@@ -253,12 +294,10 @@ class TransactionOps(Protocol):
     def flush(self) -> None: ...
     def commit(self) -> Verdict | None: ...
     def roll_back(self, error: BaseException) -> str: ...
-    def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict: ...
     def release_connection(self) -> None: ...
-    def end(self) -> None: ...
 
 
-class AsyncTransactionOps(Protocol):
+class AsyncTransactionOps(AsyncEndOps, Protocol):
     """Performs the steps of an asyncio binding."""
 
     async def begin(self) -> None: ...
@@ -267,14 +306,13 @@ class AsyncTransactionOps(Protocol):
     async def flush(self) -> None: ...
     async def commit(self) -> Verdict | None: ...
     async def roll_back(self, error: BaseException) -> str: ...
-    async def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict: ...
     async def release_connection(self) -> None: ...
-    async def end(self) -> None: ...
 
 
-def run_steps(steps: Steps, ops: TransactionOps, error: BaseException | None = None) -> None:
+def run_steps(steps: Steps, ops: EndOps, error: BaseException | None = None) -> None:
     """Perform steps up to the application's work, or from there to the end.
 
+    `ops` is a TransactionOps for `transaction_steps`.
     `error` is what the application raised. Call it once before the work and once after it.
     """
     try:
@@ -291,7 +329,7 @@ def run_steps(steps: Steps, ops: TransactionOps, error: BaseException | None = N
 
 
 async def run_steps_async(
-    steps: Steps, ops: AsyncTransactionOps, error: BaseException | None = None
+    steps: Steps, ops: AsyncEndOps, error: BaseException | None = None
 ) -> None:
     """Do the same with asyncio ops."""
     try:
@@ -307,8 +345,11 @@ async def run_steps_async(
         return
 
 
-def _perform(step: Step, ops: TransactionOps | AsyncTransactionOps) -> Any:
-    """Call the method of a step: a result, or an awaitable of one."""
+def _perform(step: Step, ops: Any) -> Any:
+    """Call the method of a step: a result, or an awaitable of one.
+
+    `ops` has a method for each step that its generator yields, see the protocols above.
+    """
     match step:
         case Begin():
             return ops.begin()
@@ -395,6 +436,11 @@ class BaseTransactionMessages:
         return verdicts[0] if verdicts else self.main_scope.verdict
 
     @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent, as far as we know."""
+        return not self._refuses_sends and self.outcome is None
+
+    @property
     def is_committed(self) -> bool:
         """Whether the database has committed any scope with messages, as far as its marker says."""
         return any(scope.verdict is Verdict.COMMIT for scope in self.scopes if scope.halves)
@@ -446,10 +492,9 @@ class BaseTransactionMessages:
         self.outcome = TransactionOutcome(Verdict.UNKNOWN, False, f"{LEFT_TO_CHECK_BACK}: {reason}")
 
     def _raise_if_ended(self) -> None:
-        if self._refuses_sends or self.outcome is not None:
+        if not self.is_open:
             state = "open" if self.outcome is None else self.outcome.state
-            raise TransactionConflict("the block of this transaction has ended", state)
-        self.raise_if_send_failed()
+            raise TransactionConflict("this transaction has ended; send in the next one", state)
 
     def _stamp(self, message: Message) -> Message:
         """Return the message with the time of its transaction, for the checker."""
@@ -518,6 +563,7 @@ class TransactionMessages(BaseTransactionMessages):
         only be rolled back, even if the block catches the error.
         """
         self._raise_if_ended()
+        self.raise_if_send_failed()
         try:
             with self._prepare_lock:
                 scope = self.main_scope if self.prepare_send is None else self.prepare_send()
@@ -564,6 +610,7 @@ class AsyncTransactionMessages(BaseTransactionMessages):
     async def send(self, message: Message) -> SendResult:
         """Park a message; see `TransactionMessages.send`."""
         self._raise_if_ended()
+        self.raise_if_send_failed()
         try:
             async with self._prepare_lock:
                 scope = self.main_scope if self.prepare_send is None else await self.prepare_send()

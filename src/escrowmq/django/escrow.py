@@ -18,6 +18,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock, SystemClock
+from escrowmq.database import statements
 from escrowmq.database.marker import (
     MARKER_RETENTION_MS,
     MARKER_TABLE,
@@ -28,17 +29,24 @@ from escrowmq.database.marker import (
     new_transaction_id,
     transaction_id_of,
 )
+from escrowmq.database.owner import (
+    announce_message,
+    finish_markers,
+    insert_main_marker,
+    require_current,
+)
+from escrowmq.database.statements import SqlMarkers
 from escrowmq.database.transaction import (
-    SESSION_ENDED,
     CleanupQueue,
     CleanupThread,
     MessageScope,
     TransactionMessages,
+    joined_end_steps,
     run_steps,
     transaction_steps,
 )
-from escrowmq.django import statements
-from escrowmq.errors import ConfigError, SessionEndedInBlock
+from escrowmq.django.connection import AliasConnection
+from escrowmq.errors import ConfigError
 from escrowmq.message.transaction import Verdict
 
 
@@ -113,16 +121,8 @@ class Escrow:
         Raises CommitUnknown if the database does not say whether it has committed; a check finds
         out, and the messages follow it. Raises ConfigError for invalid settings.
         """
-        producer = self._started_producer()
-        escrow_settings = EscrowSettings.load()
-        if using not in escrow_settings.databases:
-            raise ConfigError(f"add {using!r} to settings.ESCROWMQ['databases'] and migrate it")
-        database = "" if using == DEFAULT_DB_ALIAS else using
-        tx = TransactionMessages(
-            producer.transaction(id=new_transaction_id(database)),
-            begin_scope=lambda scope_id: producer.transaction(id=scope_id),
-        )
-        ops = _AtomicOps(self, tx, using, escrow_settings.group)
+        tx, group = self._new_messages(using)
+        ops = _AtomicOps(self, tx, using, group)
         tx.prepare_send = ops.prepare_send
         steps = transaction_steps(tx, is_nested=ops.is_nested)
         run_steps(steps, ops)
@@ -133,12 +133,58 @@ class Escrow:
         else:
             run_steps(steps, ops)
 
+    def join(self, using: str = DEFAULT_DB_ALIAS) -> TransactionMessages:
+        """Return what sends messages with the atomic block that runs, for code that has none.
+
+            with transaction.atomic():                     # or ATOMIC_REQUESTS
+                ...
+                escrow.join().send(Message("transfers", payload))
+
+        The messages are committed when the outermost atomic block is, and rolled back with the
+        innermost one in which they were sent. Each further call in the same transaction returns the
+        same object. Joining executes nothing; the first message inserts the marker.
+
+        Raises TransactionManagementError outside of an atomic block, and ConfigError for invalid
+        settings.
+        """
+        connection = connections[using]
+        if not connection.in_atomic_block:
+            raise transaction.TransactionManagementError(
+                "escrow.join() needs an atomic block; use it inside transaction.atomic(), or "
+                "escrow.atomic() instead"
+            )
+        for _, hook, *_ in connection.run_on_commit:
+            joined = getattr(hook, "__self__", None)
+            if isinstance(joined, _JoinedOps) and joined.is_of(self):
+                return joined.tx
+        tx, group = self._new_messages(using)
+        joined = _JoinedOps(self, tx, using, group)
+        tx.prepare_send = joined.prepare_send
+        return tx
+
+    def _new_messages(self, using: str) -> tuple[TransactionMessages, str]:
+        """Return what sends the messages of a new transaction, and the group. Raises ConfigError"""
+        producer = self._started_producer()
+        escrow_settings = EscrowSettings.load()
+        if using not in escrow_settings.databases:
+            raise ConfigError(f"add {using!r} to settings.ESCROWMQ['databases'] and migrate it")
+        database = "" if using == DEFAULT_DB_ALIAS else using
+        tx = TransactionMessages(
+            producer.transaction(id=new_transaction_id(database)),
+            begin_scope=lambda scope_id: producer.transaction(id=scope_id),
+        )
+        tx.began_ms = self._now_ms(using)
+        return tx, escrow_settings.group
+
     def purge(self) -> int:
         """Delete markers older than `retention_ms` and return how many. Done once an hour."""
         escrow_settings = EscrowSettings.load()
         return sum(
             statements.purge_older(
-                alias, MARKER_TABLE, escrow_settings.retention_ms, self._database_time(alias)
+                AliasConnection(alias),
+                MARKER_TABLE,
+                escrow_settings.retention_ms,
+                self._database_time(alias),
             )
             for alias in escrow_settings.databases
         )
@@ -178,7 +224,7 @@ class Escrow:
         purged_from_ms = began_ms(message) + escrow_settings.retention_ms
         try:
             return statements.read_or_tombstone(
-                using,
+                AliasConnection(using),
                 transaction_id,
                 group=escrow_settings.group,
                 may_be_purged=lambda now_ms: now_ms >= purged_from_ms,
@@ -193,7 +239,9 @@ class Escrow:
         """Return the time of a database, which is asked only once."""
         database_time = self._database_time(alias)
         now_ms = database_time.now_ms()
-        return database_time.observe(statements.now_ms(alias)) if now_ms is None else now_ms
+        if now_ms is None:
+            now_ms = database_time.observe(statements.now_ms(AliasConnection(alias)))
+        return now_ms
 
 
 class _AtomicOps:
@@ -209,6 +257,8 @@ class _AtomicOps:
         self._tx = tx
         self._using = using
         self._group = group
+        self._connection = AliasConnection(using)
+        self._markers = SqlMarkers(self._connection, group)
         self._atomic = transaction.atomic(using=using)
         self._has_exited = False
         self._outer_savepoints = 0
@@ -220,41 +270,21 @@ class _AtomicOps:
         self._outer_savepoints = len(connections[self._using].savepoint_ids)
 
     def insert_marker(self) -> None:
-        tx = self._tx
-        tx.began_ms = self._escrow._now_ms(self._using)
-        # Nested blocks have markers in one database transaction, so their proofs differ by name.
-        tx.main_scope.proof = statements.insert_marker(
-            self._using, tx.id, group=self._group, savepoint=_proof_name(tx.id)
-        )
+        insert_main_marker(self._tx, self._markers)
         transaction.on_commit(self._after_commit, using=self._using)
 
     def prepare_send(self) -> MessageScope:
-        connection, tx = connections[self._using], self._tx
-        _require(connection.in_atomic_block)
-        inner_savepoints = connection.savepoint_ids[self._outer_savepoints :]
-        savepoint = next((name for name in reversed(inner_savepoints) if name is not None), None)
-        scope = tx.find_scope(savepoint)
-        if scope is None:
-            scope = tx.new_scope(new_transaction_id(database_of(tx.id)), savepoint)
-            scope.proof = statements.insert_marker(
-                self._using, scope.id, group=self._group, savepoint=_proof_name(scope.id)
-            )
-            tx.scopes.append(scope)
-        count = scope.message_count + 1
-        _require(statements.count_message(self._using, scope.id, scope.proof, count))
-        scope.message_count = count
-        return scope
+        connection = connections[self._using]
+        require_current(connection.in_atomic_block)
+        savepoint = _innermost_savepoint(self._using, self._outer_savepoints)
+        return announce_message(self._tx, savepoint, self._markers)
 
     def flush(self) -> None:
-        tx, main = self._tx, self._tx.main_scope
         connection = connections[self._using]
-        _require(connection.in_atomic_block)
+        require_current(connection.in_atomic_block)
         if connection.needs_rollback:
             return  # set_rollback(True): the block is rolled back, and no statement is allowed
-        _require(statements.finish_marker(self._using, main.id, main.proof, main.message_count))
-        if len(tx.scopes) > 1:
-            savepoint_ids = [scope.id for scope in tx.scopes[1:]]
-            tx.compare_counts(statements.read_message_counts(self._using, savepoint_ids))
+        finish_markers(self._tx, self._markers)
 
     def commit(self) -> Verdict | None:
         self._has_exited = True
@@ -276,14 +306,14 @@ class _AtomicOps:
         if connection.in_atomic_block or not connection.get_autocommit():
             # The savepoint was rolled back, and the marker with it. If it is there all the same,
             # the outer transaction decides.
-            is_there = bool(statements.read_message_counts(self._using, [marker_id]))
+            is_there = bool(self._markers.read_message_counts([marker_id]))
             return Verdict.UNKNOWN if is_there else Verdict.ROLLBACK
         if keep_tombstone:
             connection.close()  # its state is unknown after a failed commit
         else:
             connection.close_if_unusable_or_obsolete()
         return statements.read_or_tombstone(
-            self._using, marker_id, group=self._group, keep_tombstone=keep_tombstone
+            self._connection, marker_id, group=self._group, keep_tombstone=keep_tombstone
         )
 
     def release_connection(self) -> None:
@@ -302,20 +332,56 @@ class _AtomicOps:
         tx = self._tx
         tx.set_verdicts(Verdict.COMMIT)
         if self.is_nested and tx.halves:
-            committed = statements.read_message_counts(self._using, [s.id for s in tx.scopes])
+            committed = self._markers.read_message_counts([scope.id for scope in tx.scopes])
             for scope in tx.scopes:
                 if scope.verdict is Verdict.COMMIT and scope.id not in committed:
                     scope.verdict = Verdict.UNKNOWN
         self.end()
 
 
-def _require(is_current: bool) -> None:
-    if not is_current:
-        raise SessionEndedInBlock(SESSION_ENDED)
+class _JoinedOps:
+    """The messages of an atomic block that somebody else has begun.
+
+    The first message of each savepoint registers the hook again, because Django drops the hooks of
+    a savepoint that is rolled back. The first hook that is called ends all messages.
+    """
+
+    def __init__(self, escrow: Escrow, tx: TransactionMessages, using: str, group: str) -> None:
+        self.tx = tx
+        self._escrow = escrow
+        self._using = using
+        self._markers = SqlMarkers(AliasConnection(using), group)
+        transaction.on_commit(self.after_commit, using=using)
+
+    def is_of(self, escrow: Escrow) -> bool:
+        return self._escrow is escrow and self.tx.is_open
+
+    def prepare_send(self) -> MessageScope:
+        require_current(connections[self._using].in_atomic_block)
+        savepoint = _innermost_savepoint(self._using, 0)
+        scope = announce_message(self.tx, savepoint, self._markers)
+        if scope.message_count == 1:
+            transaction.on_commit(self.after_commit, using=self._using)
+        return scope
+
+    def after_commit(self) -> None:
+        """End the messages: Django's hook. The markers say what has been committed."""
+        if self.tx.outcome is None:
+            run_steps(joined_end_steps(self.tx, is_committed=False, keep_tombstones=False), self)
+
+    def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
+        # The transaction is over, so a marker that is not there was rolled back.
+        is_there = bool(self._markers.read_message_counts([marker_id]))
+        return Verdict.COMMIT if is_there else Verdict.ROLLBACK
+
+    def end(self) -> None:
+        self.tx.end(self.tx.verdict)
 
 
-def _proof_name(marker_id: str) -> str:
-    return f"escrowmq_{marker_id.partition('-')[2][:32]}"
+def _innermost_savepoint(using: str, outer_savepoints: int) -> str | None:
+    """Return the savepoint of the innermost atomic block; None if that is an outer block."""
+    inner = connections[using].savepoint_ids[outer_savepoints:]
+    return next((name for name in reversed(inner) if name is not None), None)
 
 
 def check_isolation_level(escrow_settings: EscrowSettings) -> None:

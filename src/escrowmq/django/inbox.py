@@ -9,9 +9,10 @@ from django.db import DEFAULT_DB_ALIAS, IntegrityError, close_old_connections, t
 
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock
+from escrowmq.database import statements
 from escrowmq.database.marker import INBOX_RETENTION_MS, INBOX_TABLE
 from escrowmq.database.transaction import BlockingInbox, IdempotentHandler
-from escrowmq.django import statements
+from escrowmq.django.connection import AliasConnection
 
 Effect = Callable[[ReceivedMessage], None]
 
@@ -48,6 +49,7 @@ class Inbox(BlockingInbox):
     ) -> None:
         super().__init__(group=group, retention_ms=retention_ms, clock=clock)
         self._using = using
+        self._connection = AliasConnection(using)
 
     def effect(self, function: Effect) -> IdempotentHandler:
         """Make a function idempotent; a decorator.
@@ -72,7 +74,7 @@ class Inbox(BlockingInbox):
     def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete rows older than `retention_ms`, or another age, and return how many."""
         return statements.purge_older(
-            self._using, INBOX_TABLE, self._purge_age_ms(older_than_ms), self._database_time
+            self._connection, INBOX_TABLE, self._purge_age_ms(older_than_ms), self._database_time
         )
 
     def _before_message(self) -> None:
@@ -80,6 +82,6 @@ class Inbox(BlockingInbox):
 
     def _insert_row(self, message: ReceivedMessage) -> None:
         try:
-            statements.insert_inbox_row(self._using, message.message_id, group=self._group)
+            statements.insert_inbox_row(self._connection, message.message_id, group=self._group)
         except IntegrityError:
             raise _AlreadyReceived from None

@@ -9,13 +9,22 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Final, Unpack
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.exc import MissingGreenlet
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    AsyncSessionTransaction,
+    async_scoped_session,
+)
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+from sqlalchemy.util import await_only
 
 from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
@@ -28,11 +37,10 @@ from escrowmq.database.marker import (
     new_transaction_id,
     transaction_id_of,
 )
+from escrowmq.database.owner import finish_markers, insert_main_marker, require_current
 from escrowmq.database.transaction import (
     CLEANUP_INTERVAL_S,
-    SESSION_ENDED,
     AsyncTransactionMessages,
-    BaseTransactionMessages,
     CleanupThread,
     MarkerRetention,
     MessageScope,
@@ -41,12 +49,21 @@ from escrowmq.database.transaction import (
     run_steps_async,
     transaction_steps,
 )
-from escrowmq.errors import SessionEndedInBlock
+from escrowmq.errors import ConfigError
 from escrowmq.message.transaction import Verdict
-from escrowmq.sql import statements
+from escrowmq.sql import joined, statements
+from escrowmq.sql.joined import (
+    ConnectionMarkers,
+    JoinedTransaction,
+    JoiningEscrow,
+    prepare_send,
+)
 from escrowmq.sql.statements import marker_table
 
 log = logging.getLogger(__name__)
+
+# They end transactions of connections in the background, and wait for brokers that do not respond.
+END_THREADS: Final = 4
 
 
 class Escrow(MarkerRetention):
@@ -100,6 +117,11 @@ class Escrow(MarkerRetention):
                 statements.create_tables(connection)
             statements.check_transaction_support(connection)
             self._database_time.observe(statements.now_ms(connection))
+        joined.listen_to(engine)
+        self._joining = JoiningEscrow(engine, group, self._end_joined, self._end_joined_later)
+        self._end_executor = ThreadPoolExecutor(
+            END_THREADS, thread_name_prefix=f"escrowmq-end-{group}"
+        )
         self._producer = Producer(servers, group=group, **options)
         self._producer.checker("*")(self._check)
         self._producer.__enter__()
@@ -119,6 +141,7 @@ class Escrow(MarkerRetention):
     def close(self) -> None:
         """Stop the clean-up and answering checks, and disconnect from the brokers."""
         self._cleanup_thread.stop()
+        self._end_executor.shutdown()
         try:
             self._purge_acknowledged()
         finally:
@@ -133,13 +156,11 @@ class Escrow(MarkerRetention):
         back its session: that raises SessionEndedInBlock. Raises CommitUnknown if the database
         does not say whether it has committed; a check finds out, and the messages follow it.
         """
-        tx = TransactionMessages(
-            self._producer.transaction(id=new_transaction_id()),
-            begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
-        )
+        tx = self._new_messages()
         with self._session_factory(bind=self._engine) as session:
             steps, ops = transaction_steps(tx), _SessionOps(self, session, tx)
             tx.prepare_send = ops.prepare_send
+            joined.remember_messages(self._joining, session, tx)
             run_steps(steps, ops)
             try:
                 yield session, tx
@@ -147,6 +168,50 @@ class Escrow(MarkerRetention):
                 run_steps(steps, ops, error)
             else:
                 run_steps(steps, ops)
+
+    def join(self, session: Session | scoped_session[Any] | Connection) -> TransactionMessages:
+        """Return what sends messages with a transaction that you begin and end yourself.
+
+            tx = escrow.join(session)
+            session.execute(...)
+            tx.send(Message("transfers", payload))
+            session.commit()                       # or roll back, or close
+
+        `session` is a session of this Escrow's engine, or a connection. Its current transaction, or
+        else its next one, decides the messages with `commit` or `rollback`; savepoints count too.
+        Each further call in the same transaction returns the same object. Joining executes nothing;
+        the first message inserts the marker. Join again after the end.
+
+        The `commit` raises SessionEndedInBlock or TransactionMessageFailed, after rolling back, if
+        the messages cannot be committed. If it raises an error of the database, a marker or a check
+        decides the messages: the database may have committed. Raises ConfigError for a session of
+        another engine.
+        """
+        target = session() if isinstance(session, scoped_session) else session
+        tx = joined.find_messages(self._joining, target)
+        if tx is None:
+            tx = self._new_messages()
+            tx.began_ms = self._database_time.now_ms()
+            transaction = joined.join(self._joining, target, tx)
+            tx.prepare_send = transaction.prepare_send
+        assert isinstance(tx, TransactionMessages)
+        return tx
+
+    def _new_messages(self) -> TransactionMessages:
+        return TransactionMessages(
+            self._producer.transaction(id=new_transaction_id()),
+            begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
+        )
+
+    def _end_joined(self, transaction: JoinedTransaction) -> None:
+        assert isinstance(transaction.tx, TransactionMessages)
+        run_steps(transaction.end_steps(), _EndOps(self, transaction.tx))
+
+    def _end_joined_later(self, transaction: JoinedTransaction) -> None:
+        try:
+            self._end_executor.submit(self._end_joined, transaction)
+        except RuntimeError as error:  # it is closed
+            transaction.tx.leave_to_check_back(str(error))
 
     def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete markers older than `retention_ms`, or than a longer time, and return how many.
@@ -183,13 +248,30 @@ class Escrow(MarkerRetention):
             )
 
 
-class _SessionOps:
+class _EndOps:
+    """The steps that end the messages of a transaction."""
+
+    def __init__(self, escrow: Escrow, tx: TransactionMessages) -> None:
+        self._escrow = escrow
+        self._tx = tx
+
+    def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
+        with self._escrow._engine.connect() as connection:
+            return statements.read_or_tombstone(
+                connection, marker_id, group=self._escrow._group, keep_tombstone=keep_tombstone
+            )
+
+    def end(self) -> None:
+        self._tx.end(self._tx.verdict)
+        self._escrow._transaction_ended(self._tx)
+
+
+class _SessionOps(_EndOps):
     """The steps of one transaction on a Session."""
 
     def __init__(self, escrow: Escrow, session: Session, tx: TransactionMessages) -> None:
-        self._escrow = escrow
+        super().__init__(escrow, tx)
         self._session = session
-        self._tx = tx
         self._session_transaction: SessionTransaction | None = None
 
     def begin(self) -> None:
@@ -197,18 +279,18 @@ class _SessionOps:
 
     def insert_marker(self) -> None:
         self._tx.began_ms = self._escrow._database_time.now_ms()
-        _insert_main_marker(self._session.connection(), self._tx, self._escrow._group)
+        insert_main_marker(self._tx, self._markers())
 
     def prepare_send(self) -> MessageScope:
-        _require(self._is_current())
-        return _prepare_send(self._session.connection(), self._tx, self._escrow._group)
+        require_current(self._is_current())
+        return prepare_send(self._session.connection(), self._tx, self._escrow._group)
 
     def flush(self) -> None:
-        _require(self._is_current())
+        require_current(self._is_current())
         self._session.flush()
         while (nested := self._session.get_nested_transaction()) is not None:
             nested.commit()  # the block left a savepoint open
-        _finish_markers(self._session.connection(), self._tx)
+        finish_markers(self._tx, self._markers())
 
     def commit(self) -> Verdict:
         self._session.commit()
@@ -221,55 +303,16 @@ class _SessionOps:
     def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
         with contextlib.suppress(Exception):
             self._session.close()  # its connection may be the last one of the pool
-        with self._escrow._engine.connect() as connection:
-            return statements.read_or_tombstone(
-                connection, marker_id, group=self._escrow._group, keep_tombstone=keep_tombstone
-            )
+        return super().read_marker(marker_id, keep_tombstone)
 
     def release_connection(self) -> None:
         self._session.close()
 
-    def end(self) -> None:
-        self._tx.end(self._tx.verdict)
-        self._escrow._transaction_ended(self._tx)
-
     def _is_current(self) -> bool:
         return self._session.get_transaction() is self._session_transaction
 
-
-def _require(is_current: bool) -> None:
-    if not is_current:
-        raise SessionEndedInBlock(SESSION_ENDED)
-
-
-def _insert_main_marker(connection: Connection, tx: BaseTransactionMessages, group: str) -> None:
-    tx.main_scope.proof = statements.insert_marker(connection, tx.id, group=group)
-
-
-def _prepare_send(connection: Connection, tx: BaseTransactionMessages, group: str) -> MessageScope:
-    """Return the scope of the connection's savepoint, after counting one more message in it."""
-    _require(connection.in_transaction() and not connection.closed and not connection.invalidated)
-    savepoint = connection.get_nested_transaction()
-    scope = tx.find_scope(savepoint)
-    if scope is None:
-        scope = tx.new_scope(new_transaction_id(), savepoint)
-        name = f"escrowmq_{len(tx.scopes)}"
-        scope.proof = statements.insert_marker(connection, scope.id, group=group, savepoint=name)
-        tx.scopes.append(scope)
-    count = scope.message_count + 1
-    _require(statements.count_message(connection, scope.id, scope.proof, count))
-    scope.message_count = count
-    return scope
-
-
-def _finish_markers(connection: Connection, tx: BaseTransactionMessages) -> None:
-    """Store the numbers of messages, and find out which savepoints were rolled back."""
-    main = tx.main_scope
-    _require(statements.finish_marker(connection, main.id, main.proof, main.message_count))
-    if len(tx.scopes) > 1:
-        tx.compare_counts(
-            statements.read_message_counts(connection, [scope.id for scope in tx.scopes[1:]])
-        )
+    def _markers(self) -> ConnectionMarkers:
+        return ConnectionMarkers(self._session.connection(), self._escrow._group)
 
 
 class AsyncEscrow(MarkerRetention):
@@ -306,6 +349,11 @@ class AsyncEscrow(MarkerRetention):
         self._session_factory = session_factory
         self._creates_tables = create_tables
         statements.reject_memory_database(engine.sync_engine)
+        joined.listen_to(engine.sync_engine)
+        self._joining = JoiningEscrow(
+            engine.sync_engine, group, self._end_joined, self._end_joined_later
+        )
+        self._end_tasks: set[asyncio.Task[None]] = set()
         self._producer = AsyncProducer(servers, group=group, **options)
         self._producer.checker("*")(self._check)
         self._cleanup_task: asyncio.Task[None] | None = None
@@ -333,6 +381,7 @@ class AsyncEscrow(MarkerRetention):
         if self._cleanup_task is not None:
             self._cleanup_task.cancel()
             await asyncio.gather(self._cleanup_task, return_exceptions=True)
+        await asyncio.gather(*self._end_tasks, return_exceptions=True)
         try:
             await self._purge_acknowledged()
         finally:
@@ -344,13 +393,11 @@ class AsyncEscrow(MarkerRetention):
 
         If the task is cancelled while the database commits, a check decides the messages.
         """
-        tx = AsyncTransactionMessages(
-            self._producer.transaction(id=new_transaction_id()),
-            begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
-        )
+        tx = self._new_messages()
         async with self._session_factory(bind=self._engine) as session:
             steps, ops = transaction_steps(tx), _AsyncSessionOps(self, session, tx)
             tx.prepare_send = ops.prepare_send
+            joined.remember_messages(self._joining, session.sync_session, tx)
             await run_steps_async(steps, ops)
             try:
                 yield session, tx
@@ -358,6 +405,53 @@ class AsyncEscrow(MarkerRetention):
                 await run_steps_async(steps, ops, error)
             else:
                 await run_steps_async(steps, ops)
+
+    def join(
+        self, session: AsyncSession | async_scoped_session[Any] | AsyncConnection
+    ) -> AsyncTransactionMessages:
+        """Return what sends messages with a transaction of your own; see `Escrow.join`.
+
+        tx = escrow.join(session)
+        await session.execute(...)
+        await tx.send(Message("transfers", payload))
+        await session.commit()
+        """
+        owner = session() if isinstance(session, async_scoped_session) else session
+        target = owner.sync_session if isinstance(owner, AsyncSession) else owner.sync_connection
+        if target is None:
+            raise ConfigError("the connection is not open; use `async with engine.connect()`")
+        tx = joined.find_messages(self._joining, target)
+        if tx is None:
+            tx = self._new_messages()
+            tx.began_ms = self._database_time.now_ms()
+            transaction = joined.join(self._joining, target, tx)
+            tx.prepare_send = lambda: owner.run_sync(transaction.prepare_send)
+        assert isinstance(tx, AsyncTransactionMessages)
+        return tx
+
+    def _new_messages(self) -> AsyncTransactionMessages:
+        return AsyncTransactionMessages(
+            self._producer.transaction(id=new_transaction_id()),
+            begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
+        )
+
+    async def _run_end_steps(self, transaction: JoinedTransaction) -> None:
+        assert isinstance(transaction.tx, AsyncTransactionMessages)
+        await run_steps_async(transaction.end_steps(), _AsyncEndOps(self, transaction.tx))
+
+    def _end_joined(self, transaction: JoinedTransaction) -> None:
+        """End the messages, in the greenlet in which SQLAlchemy ends the session."""
+        ending = self._run_end_steps(transaction)
+        try:
+            await_only(ending)
+        except MissingGreenlet as error:  # the session was closed by the garbage collector
+            ending.close()
+            transaction.tx.leave_to_check_back(str(error))
+
+    def _end_joined_later(self, transaction: JoinedTransaction) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_end_steps(transaction))
+        self._end_tasks.add(task)
+        task.add_done_callback(self._end_tasks.discard)
 
     async def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete markers by age and return how many; see `Escrow.purge`."""
@@ -400,15 +494,35 @@ class AsyncEscrow(MarkerRetention):
             )
 
 
-class _AsyncSessionOps:
+class _AsyncEndOps:
+    """The steps that end the messages of a transaction, with asyncio."""
+
+    def __init__(self, escrow: AsyncEscrow, tx: AsyncTransactionMessages) -> None:
+        self._escrow = escrow
+        self._tx = tx
+
+    async def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
+        async with self._escrow._engine.connect() as connection:
+            return await connection.run_sync(
+                statements.read_or_tombstone,
+                marker_id,
+                group=self._escrow._group,
+                keep_tombstone=keep_tombstone,
+            )
+
+    async def end(self) -> None:
+        await self._tx.end(self._tx.verdict)
+        self._escrow._transaction_ended(self._tx)
+
+
+class _AsyncSessionOps(_AsyncEndOps):
     """The steps of one transaction on an AsyncSession."""
 
     def __init__(
         self, escrow: AsyncEscrow, session: AsyncSession, tx: AsyncTransactionMessages
     ) -> None:
-        self._escrow = escrow
+        super().__init__(escrow, tx)
         self._session = session
-        self._tx = tx
         self._session_transaction: AsyncSessionTransaction | None = None
 
     async def begin(self) -> None:
@@ -417,20 +531,20 @@ class _AsyncSessionOps:
     async def insert_marker(self) -> None:
         self._tx.began_ms = self._escrow._database_time.now_ms()
         connection = await self._session.connection()
-        await connection.run_sync(_insert_main_marker, self._tx, self._escrow._group)
+        await connection.run_sync(lambda sync: insert_main_marker(self._tx, self._markers(sync)))
 
     async def prepare_send(self) -> MessageScope:
-        _require(self._is_current())
+        require_current(self._is_current())
         connection = await self._session.connection()
-        return await connection.run_sync(_prepare_send, self._tx, self._escrow._group)
+        return await connection.run_sync(prepare_send, self._tx, self._escrow._group)
 
     async def flush(self) -> None:
-        _require(self._is_current())
+        require_current(self._is_current())
         await self._session.flush()
         while (nested := self._session.get_nested_transaction()) is not None:
             await nested.commit()  # the block left a savepoint open
         connection = await self._session.connection()
-        await connection.run_sync(_finish_markers, self._tx)
+        await connection.run_sync(lambda sync: finish_markers(self._tx, self._markers(sync)))
 
     async def commit(self) -> Verdict:
         await self._session.commit()
@@ -443,20 +557,13 @@ class _AsyncSessionOps:
     async def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
         with contextlib.suppress(Exception):
             await self._session.close()  # its connection may be the last one of the pool
-        async with self._escrow._engine.connect() as connection:
-            return await connection.run_sync(
-                statements.read_or_tombstone,
-                marker_id,
-                group=self._escrow._group,
-                keep_tombstone=keep_tombstone,
-            )
+        return await super().read_marker(marker_id, keep_tombstone)
 
     async def release_connection(self) -> None:
         await self._session.close()
 
-    async def end(self) -> None:
-        await self._tx.end(self._tx.verdict)
-        self._escrow._transaction_ended(self._tx)
+    def _markers(self, connection: Connection) -> ConnectionMarkers:
+        return ConnectionMarkers(connection, self._escrow._group)
 
     def _is_current(self) -> bool:
         # The AsyncSession creates a new proxy on each call, so compare what is behind it.

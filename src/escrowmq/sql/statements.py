@@ -157,15 +157,22 @@ def _compound(*statements: str) -> TextClause:
 
 
 def insert_marker(
-    connection: Connection, transaction_id: str, *, group: str, savepoint: str = "escrowmq_0"
+    connection: Connection,
+    transaction_id: str,
+    *,
+    group: str,
+    savepoint: str = "escrowmq_0",
+    messages: int = 0,
 ) -> str:
     """Insert the owner's marker and return its proof; see above.
+
+    `messages`: how many messages it announces.
 
     `savepoint` is the name of the proof where it is a savepoint; no other proof of the transaction
     may have it. Raises IntegrityError if a checker has inserted a tombstone, and ConfigError if the
     connection commits each statement by itself.
     """
-    row = _row(transaction_id, COMMITTED, group)
+    row = {**_row(transaction_id, COMMITTED, group), "messages": messages}
     if _has_transaction_numbers(connection):
         statement = _INSERT_MARKER.returning(_TRANSACTION_NUMBER)
         return str(connection.execute(statement, row).scalar_one())

@@ -35,7 +35,7 @@ from tests.support.sql_bank import (
     tables,
     wait_until_settled,
 )
-from tests.support.sql_crashes import POINTS, REFUSED
+from tests.support.sql_crashes import BINDINGS, POINTS, REFUSED
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -48,6 +48,7 @@ MAIN_POINTS = (
     crashing.BEFORE_COMMIT,
     crashing.BEFORE_END,
 )
+JOINS = [binding for binding in BINDINGS if binding != "transaction"]
 CHECKS = 2  # that are sent while the owner is frozen
 
 
@@ -118,16 +119,17 @@ def start(
     kind: str,
     point: str,
     how: str,
+    binding: str,
     *,
     url_options: str = "",
 ) -> Crash:
     engine = create_engine(url)
     stack.callback(engine.dispose)
     tables.create_all(engine)
-    name = new_topic(f"{kind}-{how}-{point}".replace(" ", "-"))
+    name = new_topic(f"{binding}-{kind}-{how}-{point}".replace(" ", "-"))
     escrow = stack.enter_context(Escrow(engine, server.namesrv_address, group=name))
     module = "tests.support.sql_crashes"
-    arguments = [url + url_options, server.namesrv_address, name, point, how]
+    arguments = [url + url_options, server.namesrv_address, name, point, how, binding]
     child = subprocess.Popen([sys.executable, "-m", module, *arguments])
     crash = Crash(kind, point, how, engine, escrow, name, child)
     crash.count_checks()
@@ -164,25 +166,28 @@ def urls(kind: str, database_servers: dict[str, DatabaseServer], tmp_path: Path)
 
 
 CASES = [
-    pytest.param("sqlite", "kill", POINTS),
-    pytest.param("sqlite", "freeze", MAIN_POINTS),
-    pytest.param("postgresql", "kill", MAIN_POINTS),
-    pytest.param("postgresql", "freeze", MAIN_POINTS[1::2]),
-    pytest.param("sqlite", "freeze", POINTS, marks=pytest.mark.nightly),
+    pytest.param("transaction", "sqlite", "kill", POINTS),
+    pytest.param("transaction", "sqlite", "freeze", MAIN_POINTS),
+    pytest.param("transaction", "postgresql", "kill", MAIN_POINTS),
+    pytest.param("transaction", "postgresql", "freeze", MAIN_POINTS[1::2]),
+    *(pytest.param(binding, "postgresql", "kill", MAIN_POINTS) for binding in JOINS),
     *(
-        pytest.param(kind, how, POINTS, marks=pytest.mark.nightly)
-        for kind in ("postgresql", "mariadb")
+        pytest.param(binding, kind, how, POINTS, marks=pytest.mark.nightly)
+        for binding in BINDINGS
+        for kind in ("sqlite", "postgresql", "mariadb")
         for how in ("kill", "freeze")
+        if (binding, kind, how) != ("transaction", "sqlite", "kill")
     ),
 ]
 
 
-@pytest.mark.parametrize(("kind", "how", "points"), CASES)
+@pytest.mark.parametrize(("binding", "kind", "how", "points"), CASES)
 def test_database_and_message_agree_after_a_kill_or_a_freeze(
     server: Server,
     database_servers: dict[str, DatabaseServer],
     tmp_path: Path,
     crashes: list[Crash],
+    binding: str,
     kind: str,
     how: str,
     points: tuple[str, ...],
@@ -190,7 +195,7 @@ def test_database_and_message_agree_after_a_kill_or_a_freeze(
     database_urls = urls(kind, database_servers, tmp_path)
     with ExitStack() as stack:
         for point in points:
-            crashes.append(start(stack, server, next(database_urls), kind, point, how))
+            crashes.append(start(stack, server, next(database_urls), kind, point, how, binding))
         for crash in crashes:
             wait_for_point(crash)
         if how == "freeze":
@@ -199,18 +204,21 @@ def test_database_and_message_agree_after_a_kill_or_a_freeze(
         assert_agreement(server, crashes)
 
 
+@pytest.mark.parametrize("binding", ["transaction", "session", "driver"])
 def test_an_owner_whose_session_ended_while_it_was_frozen_fails(
     server: Server,
     database_servers: dict[str, DatabaseServer],
     tmp_path: Path,
     crashes: list[Crash],
+    binding: str,
 ) -> None:
     """The database gives the lock to the checker, and refuses the owner when it is resumed."""
     url = url_of("postgresql", database_servers, tmp_path)
     timeout = "?options=-c%20idle_in_transaction_session_timeout%3D500"
     with ExitStack() as stack:
         crash = start(
-            *(stack, server, url, "postgresql", crashing.AFTER_HALF, "freeze"), url_options=timeout
+            *(stack, server, url, "postgresql", crashing.AFTER_HALF, "freeze", binding),
+            url_options=timeout,
         )
         crashes.append(crash)
         wait_for_point(crash)
