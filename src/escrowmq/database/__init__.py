@@ -1,4 +1,4 @@
-"""What all database bindings share: `escrowmq.sql` and `escrowmq.django` are built on it.
+"""What all database bindings share: `escrowmq.sql`, `.django` and `.dbapi` are built on it.
 
 A binding runs one database transaction and any number of messages together: both take effect, or
 neither does.
@@ -7,7 +7,7 @@ neither does.
             transaction's id.                                     (transaction.py, marker.py)
 2. Work.    The application changes its tables and sends messages. The broker parks them as half
             messages. Each send first proves that the database transaction is still that of the
-            marker. Messages of a savepoint get a marker inside it.           (transaction.py)
+            marker. Messages of a savepoint get a marker inside it.  (transaction.py, owner.py)
 3. Commit.  The database commits the work and the marker together. Then the binding tells the
             broker the verdict. After an error it asks the marker first.     (transaction.py)
 4. Check.   If the verdict does not arrive, because the process died or the network failed, the
@@ -23,6 +23,14 @@ What always holds:
   - a message is delivered if and only if the marker of its transaction is committed;
   - the answer to a check never changes: a checker that finds no marker inserts a tombstone in
     its place, which makes a late owner fail.
+
+A transaction that the application begins and ends itself can be joined: its first message inserts
+the marker, and the binding learns from its database library how the transaction ended.
+
+    marker.py        the rules of the marker
+    transaction.py   the steps of a transaction, its messages, and clean-up
+    owner.py         what a send and the end of a transaction do to the markers
+    statements.py    the SQL of the bindings without SQLAlchemy
 
 Read marker.py first, then transaction_steps() in transaction.py.
 """

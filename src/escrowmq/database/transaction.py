@@ -125,19 +125,24 @@ Step = (
 Steps = Generator[Step, Any, None]
 
 
-def transaction_steps(tx: BaseTransactionMessages, *, is_nested: bool = False) -> Steps:
+def transaction_steps(
+    tx: BaseTransactionMessages, *, is_nested: bool = False, has_begun: bool = False
+) -> Steps:
     """Yield the steps of one database transaction with messages.
 
-    `is_nested`: it is a savepoint of another transaction, which decides it later.
+    `is_nested`: it is a savepoint of another transaction, which decides it later. `has_begun`: the
+    application has begun it, and the first message inserts the marker.
 
     Raises what the block raises, except Rollback, and CommitUnknown if the database does not say
     whether it has committed.
     """
-    yield Begin()
+    if not has_begun:
+        yield Begin()
     try:
-        # The marker comes first. If a checker was faster and has inserted a tombstone, this
-        # fails before the application has done anything.
-        yield InsertMarker()
+        if not has_begun:
+            # The marker comes first. If a checker was faster and has inserted a tombstone, this
+            # fails before the application has done anything.
+            yield InsertMarker()
         yield Work()
         tx.refuse_sends()
         tx.raise_if_send_failed()

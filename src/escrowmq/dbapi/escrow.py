@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Any
 
-from escrowmq.blocking import Producer, Transaction
+from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock
 from escrowmq.database import statements
@@ -21,10 +21,9 @@ from escrowmq.database.marker import (
     new_transaction_id,
     transaction_id_of,
 )
-from escrowmq.database.owner import announce_message, finish_markers, insert_main_marker
+from escrowmq.database.owner import announce_message, finish_markers
 from escrowmq.database.statements import SqlMarkers
 from escrowmq.database.transaction import (
-    BeginScope,
     CleanupThread,
     MarkerRetention,
     MessageScope,
@@ -119,12 +118,12 @@ class Escrow(MarkerRetention):
         Raises ConfigError for a connection that commits each statement by itself, and what the
         database raises.
         """
-        tx = JoinedMessages(
-            self._producer.transaction(id=new_transaction_id()),
-            begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
-        )
+        driver_connection = DriverConnection(connection)
+        tx = JoinedMessages(self._producer.transaction(id=new_transaction_id()))
         tx.began_ms = self._database_time.now_ms()
-        tx.start(_ConnectionOps(self, DriverConnection(connection), tx))
+        tx.ops = _ConnectionOps(self, driver_connection, tx)
+        tx.prepare_send = tx.ops.prepare_send
+        driver_connection.begin()
         return tx
 
     def purge(self, *, older_than_ms: int | None = None) -> int:
@@ -164,15 +163,7 @@ class Escrow(MarkerRetention):
 class JoinedMessages(TransactionMessages):
     """Sends the messages of the transaction of a connection, and ends both; see `Escrow.join`."""
 
-    def __init__(self, inner: Transaction, begin_scope: BeginScope) -> None:
-        super().__init__(inner, begin_scope)
-        self._steps = transaction_steps(self)
-
-    def start(self, ops: _ConnectionOps) -> None:
-        """Begin the transaction, unless it has begun, and insert the marker."""
-        self._ops = ops
-        self.prepare_send = ops.prepare_send
-        run_steps(self._steps, ops)
+    ops: _ConnectionOps
 
     def __enter__(self) -> JoinedMessages:
         return self
@@ -185,16 +176,13 @@ class JoinedMessages(TransactionMessages):
     ) -> bool:
         if not self.is_open:
             return False  # commit() or rollback() was called in the block
-        if error is None:
-            self.commit()
-            return False
-        run_steps(self._steps, self._ops, error)  # raises it, unless it is a Rollback
-        return True
+        self._end_transaction(error)  # raises the error, unless it is a Rollback
+        return error is not None
 
     def commit(self) -> None:
         """Commit the connection and then the messages; raises as the end of the block does."""
         self._raise_if_ended()
-        run_steps(self._steps, self._ops)
+        self._end_transaction(None)
 
     def rollback(self) -> None:
         """Roll back the connection and the messages.
@@ -202,7 +190,12 @@ class JoinedMessages(TransactionMessages):
         Raises SessionEndedInBlock if the connection was committed before.
         """
         self._raise_if_ended()
-        run_steps(self._steps, self._ops, Rollback())
+        self._end_transaction(Rollback())
+
+    def _end_transaction(self, error: BaseException | None) -> None:
+        steps = transaction_steps(self, has_begun=True)
+        run_steps(steps, self.ops)
+        run_steps(steps, self.ops, error)
 
 
 class _ConnectionOps:
@@ -215,12 +208,6 @@ class _ConnectionOps:
         self._connection = connection
         self._tx = tx
         self._markers = SqlMarkers(connection, escrow._group)
-
-    def begin(self) -> None:
-        self._connection.begin()
-
-    def insert_marker(self) -> None:
-        insert_main_marker(self._tx, self._markers)
 
     def prepare_send(self) -> MessageScope:
         return announce_message(self._tx, None, self._markers)

@@ -7,6 +7,8 @@
         Account.objects.filter(owner="bob").update(balance=F("balance") - 10)
         tx.send(Message("transfers", b"bob pays smith 10"))
 
+    escrow.join().send(Message(...))      # the atomic block that runs, whoever began it
+
     inbox = Inbox(group="bank-b")
 
     @inbox.effect
@@ -16,7 +18,7 @@ SQLAlchemy is not needed. The tables are those of `escrowmq.sql`, so both can sh
 
     escrow.py       Escrow and `escrow`: a thin face of `escrowmq.database.transaction`
     inbox.py        Inbox
-    statements.py   all SQL statements
+    connection.py   Django's connections, for the SQL of `escrowmq.database.statements`
     models.py       the two tables as models, for migrations/
     apps.py         the Django application
 """

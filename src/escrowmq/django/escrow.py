@@ -10,13 +10,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from escrowmq.blocking import Producer
-from escrowmq.client.messages import ReceivedMessage
+from escrowmq.client.messages import Message, ReceivedMessage, SendResult
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.database import statements
 from escrowmq.database.marker import (
@@ -48,6 +48,8 @@ from escrowmq.database.transaction import (
 from escrowmq.django.connection import AliasConnection
 from escrowmq.errors import ConfigError
 from escrowmq.message.transaction import Verdict
+
+M = TypeVar("M", bound=TransactionMessages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ class Escrow:
         Raises CommitUnknown if the database does not say whether it has committed; a check finds
         out, and the messages follow it. Raises ConfigError for invalid settings.
         """
-        tx, group = self._new_messages(using)
+        tx, group = self._new_messages(using, TransactionMessages)
         ops = _AtomicOps(self, tx, using, group)
         tx.prepare_send = ops.prepare_send
         steps = transaction_steps(tx, is_nested=ops.is_nested)
@@ -141,7 +143,8 @@ class Escrow:
                 escrow.join().send(Message("transfers", payload))
 
         The messages are committed when the outermost atomic block is, and rolled back with the
-        innermost one in which they were sent. Each further call in the same transaction returns the
+        innermost one in which they were sent. A message that cannot be sent makes that one roll
+        back, even if its error is caught. Each further call in the same transaction returns the
         same object. Joining executes nothing; the first message inserts the marker.
 
         Raises TransactionManagementError outside of an atomic block, and ConfigError for invalid
@@ -153,23 +156,25 @@ class Escrow:
                 "escrow.join() needs an atomic block; use it inside transaction.atomic(), or "
                 "escrow.atomic() instead"
             )
-        for _, hook, *_ in connection.run_on_commit:
-            joined = getattr(hook, "__self__", None)
-            if isinstance(joined, _JoinedOps) and joined.is_of(self):
-                return joined.tx
-        tx, group = self._new_messages(using)
-        joined = _JoinedOps(self, tx, using, group)
-        tx.prepare_send = joined.prepare_send
+        # The hooks that Django still has are those of this transaction. The last one is that of the
+        # innermost block of ours, if one runs.
+        for _, hook, *_ in reversed(connection.run_on_commit):
+            ops = getattr(hook, "__self__", None)
+            if isinstance(ops, _AtomicOps | _JoinedOps) and ops.escrow is self and ops.tx.is_open:
+                return ops.tx
+        tx, group = self._new_messages(using, _JoinedMessages)
+        tx.using = using
+        tx.prepare_send = _JoinedOps(self, tx, using, group).prepare_send
         return tx
 
-    def _new_messages(self, using: str) -> tuple[TransactionMessages, str]:
+    def _new_messages(self, using: str, messages: type[M]) -> tuple[M, str]:
         """Return what sends the messages of a new transaction, and the group. Raises ConfigError"""
         producer = self._started_producer()
         escrow_settings = EscrowSettings.load()
         if using not in escrow_settings.databases:
             raise ConfigError(f"add {using!r} to settings.ESCROWMQ['databases'] and migrate it")
         database = "" if using == DEFAULT_DB_ALIAS else using
-        tx = TransactionMessages(
+        tx = messages(
             producer.transaction(id=new_transaction_id(database)),
             begin_scope=lambda scope_id: producer.transaction(id=scope_id),
         )
@@ -253,8 +258,8 @@ class _AtomicOps:
     """
 
     def __init__(self, escrow: Escrow, tx: TransactionMessages, using: str, group: str) -> None:
-        self._escrow = escrow
-        self._tx = tx
+        self.escrow = escrow
+        self.tx = tx
         self._using = using
         self._group = group
         self._connection = AliasConnection(using)
@@ -270,26 +275,26 @@ class _AtomicOps:
         self._outer_savepoints = len(connections[self._using].savepoint_ids)
 
     def insert_marker(self) -> None:
-        insert_main_marker(self._tx, self._markers)
+        insert_main_marker(self.tx, self._markers)
         transaction.on_commit(self._after_commit, using=self._using)
 
     def prepare_send(self) -> MessageScope:
         connection = connections[self._using]
         require_current(connection.in_atomic_block)
         savepoint = _innermost_savepoint(self._using, self._outer_savepoints)
-        return announce_message(self._tx, savepoint, self._markers)
+        return announce_message(self.tx, savepoint, self._markers)
 
     def flush(self) -> None:
         connection = connections[self._using]
         require_current(connection.in_atomic_block)
         if connection.needs_rollback:
             return  # set_rollback(True): the block is rolled back, and no statement is allowed
-        finish_markers(self._tx, self._markers)
+        finish_markers(self.tx, self._markers)
 
     def commit(self) -> Verdict | None:
         self._has_exited = True
         self._atomic.__exit__(None, None, None)
-        if self.is_nested or self._tx.outcome is not None:
+        if self.is_nested or self.tx.outcome is not None:
             return None  # the hook ends the messages, or has done so
         return Verdict.ROLLBACK  # set_rollback(True): rolled back without an error
 
@@ -297,7 +302,7 @@ class _AtomicOps:
         if not self._has_exited:
             self._has_exited = True
             self._atomic.__exit__(type(error), error, error.__traceback__)
-        if self._tx.outcome is None and connections[self._using].needs_rollback:
+        if self.tx.outcome is None and connections[self._using].needs_rollback:
             return "the block around it has to roll back"
         return ""
 
@@ -320,7 +325,7 @@ class _AtomicOps:
         pass  # Django keeps a connection for each thread
 
     def end(self) -> None:
-        self._tx.end(self._tx.verdict)
+        self.tx.end(self.tx.verdict)
 
     def _after_commit(self) -> None:
         """End the messages: Django's hook.
@@ -329,7 +334,7 @@ class _AtomicOps:
         Django calls the hooks all the same. A nested block was not the last to use the transaction,
         so its markers are read first.
         """
-        tx = self._tx
+        tx = self.tx
         tx.set_verdicts(Verdict.COMMIT)
         if self.is_nested and tx.halves:
             committed = self._markers.read_message_counts([scope.id for scope in tx.scopes])
@@ -337,6 +342,21 @@ class _AtomicOps:
                 if scope.verdict is Verdict.COMMIT and scope.id not in committed:
                     scope.verdict = Verdict.UNKNOWN
         self.end()
+
+
+class _JoinedMessages(TransactionMessages):
+    """Sends the messages of an atomic block that somebody else has begun."""
+
+    using = DEFAULT_DB_ALIAS
+
+    def send(self, message: Message) -> SendResult:
+        try:
+            return super().send(message)
+        except BaseException:
+            # Django has no hook before the commit that could refuse it.
+            if connections[self.using].in_atomic_block:
+                transaction.set_rollback(True, using=self.using)
+            raise
 
 
 class _JoinedOps:
@@ -348,13 +368,10 @@ class _JoinedOps:
 
     def __init__(self, escrow: Escrow, tx: TransactionMessages, using: str, group: str) -> None:
         self.tx = tx
-        self._escrow = escrow
+        self.escrow = escrow
         self._using = using
         self._markers = SqlMarkers(AliasConnection(using), group)
         transaction.on_commit(self.after_commit, using=using)
-
-    def is_of(self, escrow: Escrow) -> bool:
-        return self._escrow is escrow and self.tx.is_open
 
     def prepare_send(self) -> MessageScope:
         require_current(connections[self._using].in_atomic_block)

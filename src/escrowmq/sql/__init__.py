@@ -5,6 +5,10 @@
         session.execute(...)
         tx.send(Message("transfers", payload))
 
+    tx = escrow.join(session)          # a transaction that you begin and end yourself
+    tx.send(Message("transfers", payload))
+    session.commit()
+
     inbox = Inbox(engine, group="bank-b")
 
     @inbox.effect
@@ -15,6 +19,7 @@ an AsyncEngine. Each has one small table in the application's own database. SQLi
 MySQL and MariaDB are supported.
 
     escrow.py       Escrow and AsyncEscrow: thin faces of `escrowmq.database.transaction`
+    joined.py       what `join` adds: the events of sessions and connections
     inbox.py        Inbox and AsyncInbox
     statements.py   the two tables and all SQL statements
 """

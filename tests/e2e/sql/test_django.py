@@ -23,7 +23,7 @@ from escrowmq.database.marker import HOUR_MS
 from escrowmq.database.transaction import TransactionMessages
 from escrowmq.django import Escrow, Inbox
 from escrowmq.django import escrow as shared
-from escrowmq.errors import ConfigError, SessionEndedInBlock
+from escrowmq.errors import ConfigError, SessionEndedInBlock, TransportError
 from escrowmq.sql import metadata
 from tests.e2e.sql.conftest import url_of
 from tests.support.brokers import Server
@@ -369,6 +369,99 @@ def test_an_outer_block_that_the_database_gave_up_delivers_nothing(
         with contextlib.suppress(DatabaseError), connections[alias].cursor() as cursor:
             cursor.execute("SELECT * FROM there_is_no_such_table")
     agree(server, alias, topic)
+
+
+# --- join ----------------------------------------------------------------------------------------
+
+
+def pay_joined(alias: str, topic: str, name: str) -> TransactionMessages:
+    """Insert a row and send a message in the atomic block that runs."""
+    save(alias, name)
+    tx = shared.join(alias)
+    tx.send(Message(topic, name.encode()))
+    return tx
+
+
+def test_joined_messages_follow_the_atomic_block_that_runs(server: Server, alias: str) -> None:
+    topic = new_topic("join")
+    with transaction.atomic(using=alias):
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=alias):
+            pay_joined(alias, topic, "undone")
+            raise ZeroDivisionError
+        tx = pay_joined(alias, topic, "a")
+        with transaction.atomic(using=alias):
+            assert pay_joined(alias, topic, "b") is tx
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=alias):
+            pay_joined(alias, topic, "c")
+            raise ZeroDivisionError
+        assert pay_joined(alias, topic, "d") is tx
+        assert delivered_bodies(server, topic) == []
+    assert tx.outcome is not None
+    assert (tx.outcome.verdict, tx.outcome.acknowledged) == (Verdict.COMMIT, True)
+    assert first_column(alias) == ["a", "b", "d"]
+    assert delivered_bodies(server, topic) == [b"a", b"b", b"d"]
+    agree(server, alias, topic)
+
+
+def test_an_atomic_block_that_fails_rolls_joined_messages_back(server: Server, alias: str) -> None:
+    topic = new_topic("join-fails")
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=alias):
+        pay_joined(alias, topic, "a")
+        raise ZeroDivisionError
+    with transaction.atomic(using=alias):
+        pay_joined(alias, topic, "b")
+        transaction.set_rollback(True, using=alias)
+    with transaction.atomic(using=alias):
+        pay_joined(alias, topic, "c")
+    assert first_column(alias) == ["c"]
+    agree(server, alias, topic)
+
+
+def test_a_block_of_the_escrow_and_what_joins_it_have_the_same_messages(
+    server: Server, alias: str
+) -> None:
+    topic = new_topic("join-block")
+    with transaction.atomic(using=alias):
+        outer = pay_joined(alias, topic, "a")
+        with shared.atomic(using=alias) as inner:
+            assert pay_joined(alias, topic, "b") is inner
+        assert pay_joined(alias, topic, "c") is outer
+    assert delivered_bodies(server, topic) == [b"a", b"b", b"c"]
+    assert open_halves(server) == 0
+
+
+def test_joining_without_an_atomic_block_is_refused(alias: str) -> None:
+    with pytest.raises(transaction.TransactionManagementError, match="atomic"):
+        shared.join(alias)
+
+
+def test_a_message_that_was_not_sent_rolls_the_atomic_block_back(
+    server: Server, alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreachable = {"servers": "127.0.0.1:1", "options": {"retries": 0}}
+    monkeypatch.setattr(settings, "ESCROWMQ", {**settings.ESCROWMQ, **unreachable})
+    escrow = Escrow()
+    with transaction.atomic(using=alias):
+        save(alias, "a")
+        with pytest.raises(TransportError):
+            escrow.join(alias).send(Message("t", b"a"))
+    escrow.close()
+    assert first_column(alias) == []
+
+
+def test_a_joined_block_that_the_database_gave_up_delivers_nothing(
+    server: Server, alias: str
+) -> None:
+    """PostgreSQL answers the COMMIT of an aborted transaction with a rollback, not an error."""
+    topic = new_topic("join-aborted")
+    with transaction.atomic(using=alias):
+        pay_joined(alias, topic, "a")
+        with contextlib.suppress(DatabaseError), connections[alias].cursor() as cursor:
+            cursor.execute("SELECT * FROM there_is_no_such_table")
+    agree(server, alias, topic)
+
+
+# --- the inbox, and the tables -------------------------------------------------------------------
 
 
 def test_a_redelivered_message_has_no_second_effect(alias: str) -> None:
