@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import httpx
 import pytest
@@ -190,6 +190,116 @@ def test_the_django_view_saves_an_order_and_sends_its_message_or_neither(
         assert httpx.get(f"{address}/orders").json() == {"orders": ["lamp"]}
         service.wait(signal.SIGINT)
     assert delivered_bodies(server, "site-orders") == [b"lamp"]
+
+
+# --- web services that join the transaction of their session -------------------------------------
+
+
+class WebService(NamedTuple):
+    """A web service that saves orders, and sends a message for each."""
+
+    command: tuple[str, ...]
+    driver: str
+    topic: str
+
+    def post(self, address: str, item: str) -> httpx.Response:
+        parameters = {"params" if self.topic == "depends-orders" else "data": {"item": item}}
+        return httpx.post(f"{address}/orders", timeout=WAIT_S, **parameters)  # type: ignore[arg-type]
+
+
+JOINING_SERVICES = [
+    WebService(
+        ("-m", "uvicorn", "examples.fastapi_depends:app", "--port"),
+        "sqlite+aiosqlite",
+        "depends-orders",
+    ),
+    WebService(
+        ("-m", "flask", "--app", script("flask_service.py"), "run", "--port"),
+        "sqlite",
+        "flask-orders",
+    ),
+]
+
+
+@contextmanager
+def run_service(server: Server, directory: Path, service: WebService) -> Iterator[str]:
+    """Run a web service and yield its address."""
+    (port,) = free_ports(1)
+    address = f"http://127.0.0.1:{port}"
+    database = f"{service.driver}:///{directory / 'x.db'}"
+    command = [*service.command, str(port)]
+    with run_example(server, directory, *command, database=database) as example:
+        wait_until_open(address, example)
+        yield address
+        example.wait(signal.SIGTERM)
+
+
+def assert_orders_have_messages(server: Server, directory: Path, service: WebService) -> None:
+    """Check that exactly the orders that are saved have a message, and only one."""
+    wait_until_settled(server)
+    bodies = [json.loads(body) for body in delivered_bodies(server, service.topic)]
+    saved = first_column(directory, "SELECT id FROM orders ORDER BY id")
+    assert sorted(body["id"] for body in bodies) == saved
+
+
+@pytest.mark.parametrize("service", JOINING_SERVICES, ids=lambda service: service.topic)
+def test_a_service_that_joins_saves_an_order_and_sends_its_message_or_neither(
+    server: Server, tmp_path: Path, service: WebService
+) -> None:
+    with run_service(server, tmp_path, service) as address:
+        assert service.post(address, "lamp").status_code == 201
+        refused = (
+            {"params": {"item": "lamp", "count": 0}}
+            if "depends" in service.topic
+            else {"data": {"item": ""}}
+        )
+        response = httpx.post(f"{address}/orders", timeout=WAIT_S, **refused)  # type: ignore[arg-type]
+        assert response.status_code == 422
+    assert first_column(tmp_path, "SELECT item FROM orders") == ["lamp"]
+    assert_orders_have_messages(server, tmp_path, service)
+
+
+@pytest.mark.parametrize("service", JOINING_SERVICES, ids=lambda service: service.topic)
+def test_a_service_that_joins_survives_its_broker(tmp_path: Path, service: WebService) -> None:
+    """The broker is frozen, stopped, and killed while many orders arrive."""
+    conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500, "transactionCheckMax": 1000}
+    with (
+        Server(tmp_path / "broker", conf=conf) as server,
+        run_service(server, tmp_path, service) as address,
+    ):
+        assert service.post(address, "before").status_code == 201
+        with server.frozen():
+            assert service.post(address, "frozen").status_code == 503
+        server.stop()
+        assert service.post(address, "stopped").status_code == 503
+        server.start()
+        wait_until(lambda: service.post(address, "again").status_code == 201, "orders are taken")
+        codes = order_while_the_broker_is_killed(server, address, service)
+        wait_until(lambda: service.post(address, "after").status_code == 201, "orders are taken")
+        assert set(codes) <= {201, 503}
+        items = first_column(tmp_path, "SELECT item FROM orders")
+        assert items.count("during") == codes.count(201)
+        assert {"frozen", "stopped"}.isdisjoint(items)
+        assert_orders_have_messages(server, tmp_path, service)
+
+
+def order_while_the_broker_is_killed(
+    server: Server, address: str, service: WebService
+) -> list[int]:
+    """Order until an order fails because the broker was killed; return all status codes."""
+    codes: list[int] = []
+
+    def order() -> None:
+        while not codes or codes[-1] == 201:
+            codes.append(service.post(address, "during").status_code)
+
+    ordering = threading.Thread(target=order)
+    ordering.start()
+    wait_until(lambda: len(codes) >= 5, "orders are taken")
+    server.kill()
+    ordering.join(WAIT_S)
+    server.start()
+    return codes
 
 
 # --- the worker ----------------------------------------------------------------------------------

@@ -140,6 +140,11 @@ _COUNT_ONE_MORE: Final = (
     .where(_IS_MARKER, marker_table.c.messages == bindparam("count") - 1)
     .values(messages=bindparam("count"))
 )
+_READ_MESSAGES: Final = select(marker_table.c.messages).where(_IS_MARKER)
+# The same with the number of the transaction.
+_NUMBERED_INSERT: Final = _INSERT_MARKER.returning(_TRANSACTION_NUMBER)
+_NUMBERED_COUNT: Final = _COUNT_ONE_MORE.returning(_TRANSACTION_NUMBER)
+_NUMBERED_READ: Final = _READ_MESSAGES.add_columns(_TRANSACTION_NUMBER)
 
 
 _COUNT_SQL: Final = (
@@ -174,8 +179,7 @@ def insert_marker(
     """
     row = {**_row(transaction_id, COMMITTED, group), "messages": messages}
     if _has_transaction_numbers(connection):
-        statement = _INSERT_MARKER.returning(_TRANSACTION_NUMBER)
-        return str(connection.execute(statement, row).scalar_one())
+        return str(connection.execute(_NUMBERED_INSERT, row).scalar_one())
     if _has_compound_statements(connection):
         connection.execute(_compound(_INSERT_MARKER_SQL, f"SAVEPOINT {savepoint}"), row)
         return savepoint
@@ -195,8 +199,7 @@ def count_message(connection: Connection, transaction_id: str, proof: str, count
     """
     values = {"marker_id": transaction_id, "count": count}
     if _has_transaction_numbers(connection):
-        statement = _COUNT_ONE_MORE.returning(_TRANSACTION_NUMBER)
-        return str(connection.execute(statement, values).scalar_one_or_none()) == proof
+        return str(connection.execute(_NUMBERED_COUNT, values).scalar_one_or_none()) == proof
     if _has_compound_statements(connection):
         return _count_in_one_statement(connection, transaction_id, proof, count)
     if not _release_savepoint(connection, proof):
@@ -212,14 +215,13 @@ def finish_marker(connection: Connection, transaction_id: str, proof: str, count
     can ask about it.
     """
     values = {"marker_id": transaction_id}
-    query = select(marker_table.c.messages).where(_IS_MARKER)
     if _has_transaction_numbers(connection):
-        row = connection.execute(query.add_columns(_TRANSACTION_NUMBER), values).one_or_none()
+        row = connection.execute(_NUMBERED_READ, values).one_or_none()
         is_open = row is not None and (row[0], str(row[1])) == (count, proof)
     else:
         is_open = (
             _release_savepoint(connection, proof)
-            and connection.execute(query, values).scalar_one_or_none() == count
+            and connection.execute(_READ_MESSAGES, values).scalar_one_or_none() == count
         )
     if is_open and count == 0:
         connection.execute(_DELETE_MARKER, values)
