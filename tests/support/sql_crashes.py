@@ -171,6 +171,9 @@ BINDINGS: dict[str, Callable[[str, str, str, Reach], None]] = {
 }
 
 
+DJANGO_BACKENDS = {"sqlite": "sqlite3", "postgresql": "postgresql", "mysql": "mysql"}
+
+
 def async_driver(url: str) -> str:
     """Return the URL of a database with its driver for asyncio; psycopg is one already."""
     return url.replace("sqlite:", "sqlite+aiosqlite:").replace("mysql+pymysql:", "mysql+aiomysql:")
@@ -205,7 +208,7 @@ def configure_django(url: URL, namesrv: str, group: str) -> None:
         INSTALLED_APPS=["escrowmq.django"],
         DATABASES={
             "default": {
-                "ENGINE": f"django.db.backends.{url.get_backend_name()}",
+                "ENGINE": f"django.db.backends.{DJANGO_BACKENDS[url.get_backend_name()]}",
                 "NAME": url.database,
                 "HOST": url.host,
                 "PORT": url.port,

@@ -282,27 +282,41 @@ _UNCOMMITTED_LEVELS: Final = {"READ UNCOMMITTED", "READ-UNCOMMITTED", "1"}
 
 def create_marker_table(connection: SqlConnection) -> None:
     """Create the table of markers if it does not exist. Several processes may do this at once."""
+    # CREATE INDEX IF NOT EXISTS would wait for every open transaction that has a marker, and others
+    # would wait for it.
+    if _has_marker_table(connection):
+        return
     try:
         _create_marker_table(connection)
     except connection.database_error:
-        # Another process has created it in between, or this says what is wrong.
-        _create_marker_table(connection)
+        if not _has_marker_table(connection):  # another process has created it in between
+            raise
+
+
+def _has_marker_table(connection: SqlConnection) -> bool:
+    try:
+        with connection.atomic():
+            connection.query(f"SELECT id FROM {MARKER_TABLE} WHERE 1 = 0")
+    except connection.database_error:
+        return False
+    return True
 
 
 def _create_marker_table(connection: SqlConnection) -> None:
     exact_text = _EXACT_TEXT.get(connection.vendor, "VARCHAR({})")
     index = f"ix_{MARKER_TABLE}_at_ms"
-    has_inline_index = connection.vendor == "mysql"  # it has no CREATE INDEX IF NOT EXISTS
+    # MySQL commits after each statement, so its index is part of the table.
+    has_inline_index = connection.vendor == "mysql"
     inline_index = f", INDEX {index} (at_ms)" if has_inline_index else ""
     with connection.atomic():
         connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {MARKER_TABLE} (id {exact_text.format(64)} NOT NULL, "
+            f"CREATE TABLE {MARKER_TABLE} (id {exact_text.format(64)} NOT NULL, "
             "outcome VARCHAR(16) NOT NULL, at_ms BIGINT NOT NULL, "
             f"producer_group {exact_text.format(255)} NOT NULL, messages INTEGER NOT NULL, "
             f"PRIMARY KEY (id){inline_index})"
         )
         if not has_inline_index:
-            connection.execute(f"CREATE INDEX IF NOT EXISTS {index} ON {MARKER_TABLE} (at_ms)")
+            connection.execute(f"CREATE INDEX {index} ON {MARKER_TABLE} (at_ms)")
 
 
 def check_transaction_support(connection: SqlConnection) -> None:

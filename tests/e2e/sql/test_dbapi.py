@@ -350,3 +350,13 @@ def test_a_database_that_cannot_be_reached_is_named(server: Server) -> None:
 
     with pytest.raises((EscrowError, sqlite3.Error), match="unable to open"):
         Escrow(connect, server.namesrv_address, group="nowhere")
+
+
+def test_another_process_can_start_while_a_transaction_is_open(
+    server: Server, engine: Engine, escrow: Escrow, connect: Connect, connection: Any, topic: str
+) -> None:
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite locks the whole file")
+    with escrow.join(connection) as tx:
+        tx.send(Message(topic, b"a"))
+        Escrow(connect, server.namesrv_address, group=topic).close()
