@@ -370,7 +370,9 @@ class _JoinedOps:
         self.tx = tx
         self.escrow = escrow
         self._using = using
-        self._markers = SqlMarkers(AliasConnection(using), group)
+        self._group = group
+        self._connection = AliasConnection(using)
+        self._markers = SqlMarkers(self._connection, group)
         transaction.on_commit(self.after_commit, using=using)
 
     def prepare_send(self) -> MessageScope:
@@ -387,9 +389,11 @@ class _JoinedOps:
             run_steps(joined_end_steps(self.tx, is_committed=False, keep_tombstones=False), self)
 
     def read_marker(self, marker_id: str, keep_tombstone: bool) -> Verdict:
-        # The transaction is over, so a marker that is not there was rolled back.
-        is_there = bool(self._markers.read_message_counts([marker_id]))
-        return Verdict.COMMIT if is_there else Verdict.ROLLBACK
+        if self._markers.read_message_counts([marker_id]):
+            return Verdict.COMMIT
+        return statements.read_or_tombstone(
+            self._connection, marker_id, group=self._group, keep_tombstone=keep_tombstone
+        )
 
     def end(self) -> None:
         self.tx.end(self.tx.verdict)
