@@ -16,13 +16,14 @@ create one in each child.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
@@ -359,6 +360,11 @@ class Transaction:
         return self._run(self._inner.end(verdict, remark=remark))
 
     @property
+    def asyncio_transaction(self) -> transactions.Transaction:
+        """The same transaction for the coroutines that `run` and `start` get."""
+        return self._inner
+
+    @property
     def id(self) -> str:
         """The id of the transaction, which a checker receives as `message.transaction_id`."""
         return self._inner.id
@@ -380,6 +386,16 @@ class Transaction:
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return run_on(client_loop(), coroutine)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the event loop of the blocking clients, and wait for it."""
+    return run_on(client_loop(), coroutine)
+
+
+def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run a coroutine on the event loop of the blocking clients, without waiting for it."""
+    return asyncio.run_coroutine_threadsafe(coroutine, client_loop())
 
 
 # --- consumers -----------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class SqlMarkers:
         Return False if the connection is not in the transaction of the marker any more, or if a
         part of it that had messages was rolled back.
         """
-        values = [count, marker_id, count - 1]
+        values = (count, marker_id, count - 1)
         if self._has_transaction_numbers:
             statement = f"{_COUNT_ONE_MORE} RETURNING {_TRANSACTION_NUMBER}"
             return [str(row[0]) for row in self._connection.query(statement, values)] == [proof]

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final, Protocol
@@ -408,18 +409,27 @@ class BaseTransactionMessages:
     """What TransactionMessages and AsyncTransactionMessages have in common.
 
     `id` is the id of the transaction and of its marker. Messages that are sent inside a savepoint
-    have another marker, see `scopes`. `outcome` is None until the end.
+    have another marker, see `scopes`.
     """
 
     def __init__(self, inner: ClientTransaction, begin_scope: BeginScope | None = None) -> None:
         self.id = inner.id
-        self.outcome: TransactionOutcome | None = None
+        self._outcome: TransactionOutcome | None = None
         self.remark = ""  # why it is rolled back, for the operators of the broker
         self.scopes = [MessageScope(inner)]
         self.began_ms: int | None = None  # by the clock of the database
         self._begin_scope = begin_scope
         self._failure: BaseException | None = None
         self._refuses_sends = False
+
+    @property
+    def outcome(self) -> TransactionOutcome | None:
+        """How the transaction ended; None until the end."""
+        return self._outcome
+
+    @outcome.setter
+    def outcome(self, outcome: TransactionOutcome) -> None:
+        self._outcome = outcome
 
     @property
     def main_scope(self) -> MessageScope:
@@ -443,7 +453,7 @@ class BaseTransactionMessages:
     @property
     def is_open(self) -> bool:
         """Whether messages can be sent, as far as we know."""
-        return not self._refuses_sends and self.outcome is None
+        return not self._refuses_sends and self._outcome is None
 
     @property
     def is_committed(self) -> bool:
@@ -498,7 +508,7 @@ class BaseTransactionMessages:
 
     def _raise_if_ended(self) -> None:
         if not self.is_open:
-            state = "open" if self.outcome is None else self.outcome.state
+            state = "open" if self._outcome is None else self._outcome.state
             raise TransactionConflict("this transaction has ended; send in the next one", state)
 
     def _stamp(self, message: Message) -> Message:
@@ -517,7 +527,21 @@ class BaseTransactionMessages:
             else "no messages",
         )
 
-    def _end_result(self, scope: MessageScope, outcome: TransactionOutcome) -> TransactionOutcome:
+    async def _end_scopes(self, verdict: Verdict) -> None:
+        """Tell the broker the verdict of each scope, and record the outcome of `verdict`."""
+        outcomes = [await self._end_scope(scope) for scope in self.scopes if scope.halves]
+        self._record_outcome(verdict, outcomes)
+
+    async def _end_scope(self, scope: MessageScope) -> TransactionOutcome:
+        if scope.verdict is Verdict.UNKNOWN:
+            return _UNASKED
+        inner = scope.client_transaction
+        if isinstance(inner, blocking.Transaction):
+            inner = inner.asyncio_transaction
+        try:
+            outcome = await inner.end(scope.verdict, remark=self.remark)
+        except Exception as error:
+            return self._end_failure(scope, error)
         if outcome.acknowledged:
             return outcome
         detail = f"{LEFT_TO_CHECK_BACK}: {outcome.detail}"
@@ -554,6 +578,7 @@ class TransactionMessages(BaseTransactionMessages):
     ) -> None:
         super().__init__(inner, begin_scope)
         self.prepare_send = prepare_send  # of the binding's ops
+        self._ending: Future[None] | None = None
         self._prepare_lock = threading.Lock()  # a database connection serves one thread at a time
 
     def send(self, message: Message) -> SendResult:
@@ -579,24 +604,32 @@ class TransactionMessages(BaseTransactionMessages):
             self._failure = error
             raise
 
+    @property
+    def outcome(self) -> TransactionOutcome | None:
+        """How the transaction ended; None until the end.
+
+        If the messages of a joined transaction are just being ended, wait for the brokers.
+        """
+        if self._ending is not None:
+            self._ending.result()
+        return self._outcome
+
+    @outcome.setter
+    def outcome(self, outcome: TransactionOutcome) -> None:
+        self._outcome = outcome
+
     def end(self, verdict: Verdict) -> None:
         """Tell the broker what the database has decided. Called by the binding.
 
         `verdict` is that of the transaction; savepoints that were rolled back have their own.
         Raises nothing: if the broker does not respond, it will check.
         """
-        outcomes = [self._end_scope(scope) for scope in self.scopes if scope.halves]
-        self._record_outcome(verdict, outcomes)
+        blocking.run(self._end_scopes(verdict))
 
-    def _end_scope(self, scope: MessageScope) -> TransactionOutcome:
-        if scope.verdict is Verdict.UNKNOWN:
-            return _UNASKED
-        inner = scope.client_transaction
-        assert isinstance(inner, blocking.Transaction)
-        try:
-            return self._end_result(scope, inner.end(scope.verdict, remark=self.remark))
-        except Exception as error:
-            return self._end_failure(scope, error)
+    def start_end(self, verdict: Verdict) -> Future[None]:
+        """Do the same without waiting for the broker; `outcome` waits."""
+        self._ending = blocking.start(self._end_scopes(verdict))
+        return self._ending
 
 
 class AsyncTransactionMessages(BaseTransactionMessages):
@@ -628,18 +661,7 @@ class AsyncTransactionMessages(BaseTransactionMessages):
 
     async def end(self, verdict: Verdict) -> None:
         """Tell the broker what the database has decided; see `TransactionMessages.end`."""
-        outcomes = [await self._end_scope(scope) for scope in self.scopes if scope.halves]
-        self._record_outcome(verdict, outcomes)
-
-    async def _end_scope(self, scope: MessageScope) -> TransactionOutcome:
-        if scope.verdict is Verdict.UNKNOWN:
-            return _UNASKED
-        inner = scope.client_transaction
-        assert isinstance(inner, client.Transaction)
-        try:
-            return self._end_result(scope, await inner.end(scope.verdict, remark=self.remark))
-        except Exception as error:
-            return self._end_failure(scope, error)
+        await self._end_scopes(verdict)
 
 
 # --- retention and clean-up ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Final, Unpack
@@ -122,6 +122,7 @@ class Escrow(MarkerRetention):
         self._end_executor = ThreadPoolExecutor(
             END_THREADS, thread_name_prefix=f"escrowmq-end-{group}"
         )
+        self._endings: set[Future[None]] = set()
         self._producer = Producer(servers, group=group, **options)
         self._producer.checker("*")(self._check)
         self._producer.__enter__()
@@ -142,6 +143,7 @@ class Escrow(MarkerRetention):
         """Stop the clean-up and answering checks, and disconnect from the brokers."""
         self._cleanup_thread.stop()
         self._end_executor.shutdown()
+        wait(set(self._endings))
         try:
             self._purge_acknowledged()
         finally:
@@ -205,7 +207,7 @@ class Escrow(MarkerRetention):
 
     def _end_joined(self, transaction: JoinedTransaction) -> None:
         assert isinstance(transaction.tx, TransactionMessages)
-        run_steps(transaction.end_steps(), _EndOps(self, transaction.tx))
+        run_steps(transaction.end_steps(), _JoinedOps(self, transaction.tx))
 
     def _end_joined_later(self, transaction: JoinedTransaction) -> None:
         try:
@@ -263,6 +265,23 @@ class _EndOps:
 
     def end(self) -> None:
         self._tx.end(self._tx.verdict)
+        self._escrow._transaction_ended(self._tx)
+
+
+class _JoinedOps(_EndOps):
+    """The steps that end the messages of a joined transaction.
+
+    They do not wait for the broker. The threads of an application take turns with the event loop of
+    the client, so each wait costs them more than the request.
+    """
+
+    def end(self) -> None:
+        endings, ending = self._escrow._endings, self._tx.start_end(self._tx.verdict)
+        endings.add(ending)
+        ending.add_done_callback(self._end_ended)
+
+    def _end_ended(self, ending: Future[None]) -> None:
+        self._escrow._endings.discard(ending)
         self._escrow._transaction_ended(self._tx)
 
 

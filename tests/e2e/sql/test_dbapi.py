@@ -246,7 +246,7 @@ def test_rows_of_a_connection_may_be_of_any_kind(
     def connect_with_dictionaries() -> Any:
         connection = connect()
         if isinstance(connection, psycopg.Connection):
-            connection.row_factory = dict_row  # type: ignore[assignment]  # any factory is allowed
+            connection.row_factory = dict_row
         elif isinstance(connection, sqlite3.Connection):
             connection.row_factory = lambda cursor, row: {"row": row}
         else:
