@@ -468,7 +468,13 @@ class AsyncEscrow(MarkerRetention):
             transaction.tx.leave_to_check_back(str(error))
 
     def _end_joined_later(self, transaction: JoinedTransaction) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_end_steps(transaction))
+        ending = self._run_end_steps(transaction)
+        try:
+            task = asyncio.get_running_loop().create_task(ending)
+        except RuntimeError as error:  # the connection was closed outside of the event loop
+            ending.close()
+            transaction.tx.leave_to_check_back(str(error))
+            return
         self._end_tasks.add(task)
         task.add_done_callback(self._end_tasks.discard)
 

@@ -403,6 +403,20 @@ def test_joined_messages_follow_the_atomic_block_that_runs(server: Server, alias
     agree(server, alias, topic)
 
 
+def test_what_was_joined_in_a_savepoint_that_failed_can_be_used_outside(
+    server: Server, alias: str
+) -> None:
+    topic = new_topic("join-outside")
+    with transaction.atomic(using=alias):
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=alias):
+            tx = shared.join(alias)
+            raise ZeroDivisionError
+        save(alias, "a")
+        tx.send(Message(topic, b"a"))
+    assert tx.outcome is not None
+    agree(server, alias, topic)
+
+
 def test_an_atomic_block_that_fails_rolls_joined_messages_back(server: Server, alias: str) -> None:
     topic = new_topic("join-fails")
     with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=alias):

@@ -104,6 +104,15 @@ def test_the_end_of_each_transaction_of_a_session_decides_its_messages(
     agree(server, engine, topic)
 
 
+def test_closing_the_escrow_waits_for_the_brokers(
+    server: Server, engine: Engine, topic: str
+) -> None:
+    with Escrow(engine, server.namesrv_address, group=topic) as escrow, Session(engine) as session:
+        tx = pay(escrow, session, topic, "a")
+        session.commit()
+    assert outcome_of(tx) == COMMITTED
+
+
 def test_a_joined_transaction_without_messages_leaves_nothing(
     engine: Engine, escrow: Escrow
 ) -> None:
@@ -185,7 +194,7 @@ def test_a_session_inside_an_outer_transaction_is_decided_by_that_one(
                     assert pay(escrow, session, topic, f"{name}-next") is tx
                     session.commit()
                 if mode == "create_savepoint":
-                    pay(escrow, session, topic, f"{name}-undone")
+                    escrow.join(session).send(Message(topic, b"undone"))  # begins the savepoint
                     session.rollback()
                 if mode == "control_fully":
                     session.commit() if commits else session.rollback()
@@ -239,6 +248,8 @@ def test_the_end_of_each_transaction_of_a_connection_decides_its_messages(
             tx = pay(escrow, connection, topic, f"a{number}")
             assert pay(escrow, connection, topic, f"b{number}") is tx
             end(connection)
+            with pytest.raises(TransactionConflict):
+                tx.send(Message(topic, b"late"))
             wait_until_ended(tx)
             assert outcome_of(tx) == (COMMITTED if end is Connection.commit else ROLLED_BACK)
     with engine.begin() as connection:
