@@ -21,6 +21,7 @@ MODULES: Final = (
     "escrowmq.blocking",
     "escrowmq.sql",
     "escrowmq.django",
+    "escrowmq.dbapi",
     "escrowmq.errors",
     "escrowmq.admin",
     "escrowmq.admin.queries",

@@ -5,12 +5,13 @@ Each `assert_type` says what an editor shows for an expression. Nothing here is 
 
 from __future__ import annotations
 
+import sqlite3
 from datetime import UTC, datetime
 from typing import Any, assert_type
 
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from escrowmq import (
     Access,
@@ -34,6 +35,7 @@ from escrowmq import (
     TransactionSendResult,
     Verdict,
     blocking,
+    dbapi,
 )
 from escrowmq.admin import Cluster
 from escrowmq.admin.dead_letters import DeadLetter, find_dead_letters
@@ -179,6 +181,18 @@ def escrow(received: ReceivedMessage) -> None:
         assert_type(session, Session)
         assert_type(tx, TransactionMessages)
         assert_type(tx.send(Message("orders", b"1")), SendResult)
+        assert_type(escrow.join(session), TransactionMessages)
+        assert_type(escrow.join(scoped_session(sessionmaker(engine))), TransactionMessages)
+        assert_type(escrow.join(engine.connect()), TransactionMessages)
+
+
+def escrow_of_a_driver(connection: sqlite3.Connection) -> None:
+    with (
+        dbapi.Escrow(lambda: sqlite3.connect("bank.db"), SERVERS, group="g") as escrow,
+        escrow.join(connection) as tx,
+    ):
+        assert_type(tx, dbapi.JoinedMessages)
+        assert_type(tx.send(Message("orders", b"1")), SendResult)
 
 
 async def escrow_async() -> None:
@@ -189,6 +203,7 @@ async def escrow_async() -> None:
     ):
         assert_type(session, AsyncSession)
         assert_type(tx, AsyncTransactionMessages)
+        assert_type(escrow.join(session), AsyncTransactionMessages)
 
 
 def administrate() -> None:

@@ -14,10 +14,17 @@ from escrowmq.errors import ConfigError
 class DatabaseConnection(Protocol):
     """A connection of psycopg 3, sqlite3 or PyMySQL."""
 
-    def cursor(self) -> Any: ...
-    def commit(self) -> None: ...
-    def rollback(self) -> None: ...
-    def close(self) -> None: ...
+    def cursor(self) -> Any:
+        """Open a cursor."""
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+
+    def rollback(self) -> None:
+        """Roll the transaction back."""
+
+    def close(self) -> None:
+        """Disconnect, which rolls back."""
 
 
 @dataclass(frozen=True, slots=True)

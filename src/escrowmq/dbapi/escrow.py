@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
+from escrowmq.client.producer.producer import ProducerOptions
 from escrowmq.clock import Clock
 from escrowmq.database import statements
 from escrowmq.database.marker import (
@@ -68,7 +69,7 @@ class Escrow(MarkerRetention):
         create_table: bool = True,
         retention_ms: int = MARKER_RETENTION_MS,
         clock: Clock | None = None,
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         super().__init__(
             group=group, retention_ms=retention_ms, purge_acknowledged=False, clock=clock
@@ -121,8 +122,8 @@ class Escrow(MarkerRetention):
         driver_connection = DriverConnection(connection)
         tx = JoinedMessages(self._producer.transaction(id=new_transaction_id()))
         tx.began_ms = self._database_time.now_ms()
-        tx.ops = _ConnectionOps(self, driver_connection, tx)
-        tx.prepare_send = tx.ops.prepare_send
+        tx._ops = _ConnectionOps(self, driver_connection, tx)
+        tx.prepare_send = tx._ops.prepare_send
         driver_connection.begin()
         return tx
 
@@ -163,7 +164,7 @@ class Escrow(MarkerRetention):
 class JoinedMessages(TransactionMessages):
     """Sends the messages of the transaction of a connection, and ends both; see `Escrow.join`."""
 
-    ops: _ConnectionOps
+    _ops: _ConnectionOps
 
     def __enter__(self) -> JoinedMessages:
         return self
@@ -194,8 +195,8 @@ class JoinedMessages(TransactionMessages):
 
     def _end_transaction(self, error: BaseException | None) -> None:
         steps = transaction_steps(self, has_begun=True)
-        run_steps(steps, self.ops)
-        run_steps(steps, self.ops, error)
+        run_steps(steps, self._ops)
+        run_steps(steps, self._ops, error)
 
 
 class _ConnectionOps:
