@@ -281,7 +281,7 @@ def run_steps(steps: Steps, ops: TransactionOps, error: BaseException | None = N
         step = next(steps) if error is None else steps.throw(error)
         while not isinstance(step, Work):
             try:
-                result = _perform(step, ops)
+                result = perform_step(step, ops)
             except BaseException as failure:
                 step = steps.throw(failure)
             else:
@@ -298,7 +298,7 @@ async def run_steps_async(
         step = next(steps) if error is None else steps.throw(error)
         while not isinstance(step, Work):
             try:
-                result = await _perform(step, ops)
+                result = await perform_step(step, ops)
             except BaseException as failure:
                 step = steps.throw(failure)
             else:
@@ -307,7 +307,7 @@ async def run_steps_async(
         return
 
 
-def _perform(step: Step, ops: TransactionOps | AsyncTransactionOps) -> Any:
+def perform_step(step: Step, ops: TransactionOps | AsyncTransactionOps) -> Any:
     """Call the method of a step: a result, or an awaitable of one."""
     match step:
         case Begin():
