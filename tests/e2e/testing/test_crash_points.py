@@ -56,7 +56,7 @@ def assert_agreement(broker: LocalBroker, database: Path, name: str, *, is_saved
 @pytest.mark.parametrize(
     ("function", "prefix"), [(transfer_async, "sqlite:///"), (transfer_in_django, "")]
 )
-@pytest.mark.parametrize("point", [CrashPoint.BEFORE_COMMIT, CrashPoint.AFTER_COMMIT])
+@pytest.mark.parametrize("point", [CrashPoint.AFTER_MARKER, CrashPoint.AFTER_COMMIT])
 def test_the_points_are_those_of_all_bindings(
     broker: LocalBroker,
     tmp_path: Path,
@@ -66,6 +66,8 @@ def test_the_points_are_those_of_all_bindings(
 ) -> None:
     name, database = f"{function.__name__}-{point.name}", tmp_path / "x.db"
     kill_at(point, function, f"{prefix}{database}", broker.servers, name)
+    # Nothing has ended it yet.
+    assert len(broker.open_transactions(name)) == (point is CrashPoint.AFTER_COMMIT)
     assert_agreement(broker, database, name, is_saved=point in COMMITTED_POINTS)
 
 
