@@ -358,10 +358,10 @@ def _not_delivered_text(
     count: int | None,
     messages: Sequence[ReceivedMessage],
 ) -> str:
-    if bodies is not None:
-        expected = f"{len(bodies)} messages {sorted(bodies)}"
-    else:
-        expected = "a message" if count is None else f"{count} messages"
+    number = count if bodies is None else len(bodies)
+    expected = "messages" if number is None else f"{number} message{'s' * (number != 1)}"
+    if bodies:
+        expected += f" {sorted(bodies)}"
     shown = [f"  {_message_line(message)}" for message in messages[:SHOWN_MAX]]
     if len(messages) > SHOWN_MAX:
         shown.append(f"  and {len(messages) - SHOWN_MAX} more")
