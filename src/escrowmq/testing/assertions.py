@@ -45,13 +45,15 @@ class SentTransaction(Protocol):
 class BrokerAssertions:
     """Assertions about the brokers of a cluster, or about one of them.
 
-    Each method blocks until the assertion holds. In a coroutine, await the one that ends in
-    `_async`: a method that blocks would stop the event loop, and with it the code under test.
+    Each method blocks until the assertion holds. In a coroutine, await the one whose name ends with
+    _async: a method that blocks would stop the event loop, and with it the code under test.
+
+    `servers`: addresses of name servers.
+    `address`: the address of a broker, to look at this one only.
+    `timeout_s`: how long the assertions wait.
     """
 
     def __init__(self, servers: str, *, address: str = "", timeout_s: float = TIMEOUT_S) -> None:
-        """`servers`: addresses of name servers. `address`: that of the only broker to look at.
-        `timeout_s`: how long the assertions wait."""
         self.servers = servers
         self.address = address
         self.timeout_s = timeout_s
@@ -189,16 +191,19 @@ class BrokerAssertions:
     async def assert_nothing_delivered_async(
         self, topic: str, *, timeout_s: float | None = None
     ) -> None:
+        """See `assert_nothing_delivered`."""
         await asyncio.to_thread(self.assert_nothing_delivered, topic, timeout_s=timeout_s)
 
     async def assert_settled_async(
         self, topic: str = "", *, timeout_s: float | None = None
     ) -> None:
+        """See `assert_settled`."""
         await asyncio.to_thread(self.assert_settled, topic, timeout_s=timeout_s)
 
     async def assert_rolled_back_async(
         self, transaction: SentTransaction | str, *, timeout_s: float | None = None
     ) -> None:
+        """See `assert_rolled_back`."""
         await asyncio.to_thread(self.assert_rolled_back, transaction, timeout_s=timeout_s)
 
 

@@ -52,10 +52,11 @@ SETTINGS: Final[Mapping[str, object]] = {
 class LocalBroker(BrokerAssertions):
     """A broker and a name server. Leaving the `with` block stops them and removes their files.
 
-    `settings`: settings of a broker.conf by their names there, over SETTINGS. `in_process`: in a
-    thread of this process, which is ready sooner; otherwise in a process of its own. `directory`:
-    where the files are, and stay; by default in a temporary directory. `timeout_s`: how long the
-    assertions wait.
+    `settings`: settings of the broker, by their names in a broker.conf. By default it has small
+    files, and checks an open transaction every half second.
+    `in_process`: run in a thread of this process, which is ready sooner; False: in its own process.
+    `directory`: where the files are, and stay; by default in a temporary directory.
+    `timeout_s`: how long the assertions wait.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class LocalBroker(BrokerAssertions):
 
     @property
     def is_running(self) -> bool:
+        """Whether it was started, and has neither been stopped nor failed."""
         return self._runner is not None and self._runner.is_alive
 
     def _start_on_free_ports(self) -> None:
