@@ -10,6 +10,7 @@ connections of a port, also to those that are open already.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -220,14 +221,14 @@ class FaultyConnection(asyncio.Protocol, asyncio.Transport):
         self._losses.clear()
         return True
 
-    def _send_due(self, now_s: float) -> None:
-        while self._late and self._late[0][0] <= now_s:
+    def _send_due(self, due_s: float) -> None:
+        """Send what is due at this time of the event loop."""
+        while self._late and self._late[0][0] <= due_s and not self.is_closing():
             self._transport.write(self._late.popleft()[1])
 
     def send_late(self) -> None:
         """Send now what is late."""
-        while self._late:
-            self._transport.write(self._late.popleft()[1])
+        self._send_due(math.inf)
 
     def close(self) -> None:
         self.send_late()

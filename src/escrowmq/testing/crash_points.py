@@ -201,7 +201,9 @@ def main(point: str, signal_name: str) -> int:
         nonlocal has_stopped
         if current.value == point and not has_stopped:
             has_stopped = True
-            os.kill(os.getpid(), StopSignal[signal_name].value)
+            # Sent to this thread, it stops this thread before the next instruction, and the others
+            # with it. Sent to the process, another thread may take it, and this one gets further.
+            signal.pthread_kill(threading.get_ident(), StopSignal[signal_name].value)
 
     _watch_steps(reach)
     _watch_halves(reach)
