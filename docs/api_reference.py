@@ -32,6 +32,7 @@ MODULES: Final = (
     "escrowmq.admin.transactions",
     "escrowmq.spark",
     "escrowmq.pipeline",
+    "escrowmq.testing",
 )
 CODE_WIDTH: Final = 96
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"  # a line of code is not broken within a parameter

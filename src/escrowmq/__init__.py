@@ -8,7 +8,7 @@
 
 `escrowmq` is the asyncio client and `escrowmq.blocking` the same for threads. `escrowmq.sql` and
 `escrowmq.django` bind messages to a database transaction, `escrowmq.spark` reads and writes them
-in Spark, `escrowmq.admin` looks at a cluster, `escrowmq.testing` has fakes for tests. All
+in Spark, `escrowmq.admin` looks at a cluster, `escrowmq.testing` runs a broker for tests. All
 exceptions are in `escrowmq.errors`.
 """
 

@@ -55,6 +55,7 @@ EscrowError
   ReconcileFailed          a ledger, database or query cannot be read for reconciliation
   NativePanic              the native module found a bug in itself; its state is not known
   CallbackFailed           a function of the application raised what would end the event loop
+  BrokerStopped            a broker of escrowmq.testing has failed, or was stopped
   Rollback                 raised by users to roll back a transaction
 
 Every error answers two questions of its caller: `retriable` says whether the same call may succeed
@@ -422,6 +423,10 @@ def panic_as_exception(error: BaseException) -> Exception:
 class CallbackFailed(EscrowError):
     """A checker, handler or listener raised SystemExit, KeyboardInterrupt or another exception that
     would end the event loop of all clients. It is the cause of this error."""
+
+
+class BrokerStopped(EscrowError):
+    """A broker of `escrowmq.testing` has failed, or was stopped."""
 
 
 class Rollback(EscrowError):

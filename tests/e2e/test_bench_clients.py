@@ -10,7 +10,6 @@ import pytest
 from bench.clients import LOADS, TOPICS, Client, cpp_clients, create_topics, grpc_client, table
 from bench.measure import QUICK
 from tests.support.brokers import Server
-from tests.support.sql_bank import delivered_bodies
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +24,7 @@ def test_messages_that_the_driver_counts_are_stored(tmp_path: Path) -> None:
             ours.measure(load, server.namesrv_address, plan, tmp_path)
             assert not ours.reasons
             assert ours.failed[load] == 0
-            count = len(delivered_bodies(server, TOPICS[load.kind][0]))
+            count = len(server.messages(TOPICS[load.kind][0]))
             assert count - counts[load.kind] >= ours.rate(load) * plan.seconds * 0.9 > 0
             counts[load.kind] = count
     results = table(ours, cpp_clients(), Client("ours", lack="not here"), grpc_client())

@@ -20,7 +20,7 @@ import pytest
 from tests.support.brokers import Server
 from tests.support.listener_example import RESULTS, SHORT_CHECKS
 from tests.support.ports import free_ports
-from tests.support.sql_bank import WAIT_S, delivered_bodies, open_halves, wait_until_settled
+from tests.support.sql_bank import WAIT_S, delivered_bodies
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -143,8 +143,8 @@ def test_the_script_makes_one_transfer_in_each_run(server: Server, tmp_path: Pat
         with run_example(server, tmp_path, script("plain_script.py")) as example:
             assert example.wait() == 0, example.output
         assert example.lines[-1] == balances
-    wait_until_settled(server)
-    assert delivered_bodies(server, "transfers") == [b"30", b"30"]
+    server.assert_settled()
+    server.assert_delivered("transfers", [b"30", b"30"])
 
 
 # --- web services --------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_the_fastapi_service_saves_an_order_and_sends_its_message_or_neither(
         order = httpx.get(f"{address}/orders/{order_id}").json()
         assert service.wait(signal.SIGTERM) in (0, -signal.SIGTERM), service.output
     assert first_column(tmp_path, "SELECT id FROM orders") == [order_id]
-    bodies = [json.loads(body) for body in delivered_bodies(server, "web-orders")]
+    bodies = [json.loads(message.body) for message in server.messages("web-orders")]
     assert bodies == [order] == [{"id": order_id, "item": "lamp", "count": 1}]
 
 
@@ -189,7 +189,7 @@ def test_the_django_view_saves_an_order_and_sends_its_message_or_neither(
         assert httpx.post(f"{address}/orders", timeout=WAIT_S).status_code == 500
         assert httpx.get(f"{address}/orders").json() == {"orders": ["lamp"]}
         service.wait(signal.SIGINT)
-    assert delivered_bodies(server, "site-orders") == [b"lamp"]
+    server.assert_delivered("site-orders", [b"lamp"])
 
 
 # --- web services that join the transaction of their session -------------------------------------
@@ -239,7 +239,7 @@ def run_service(server: Server, directory: Path, service: WebService) -> Iterato
 
 def assert_orders_have_messages(server: Server, directory: Path, service: WebService) -> None:
     """Check that exactly the orders that are saved have a message, and only one."""
-    wait_until_settled(server)
+    server.assert_settled()
     bodies = [json.loads(body) for body in delivered_bodies(server, service.topic)]
     saved = first_column(directory, "SELECT id FROM orders ORDER BY id")
     assert sorted(body["id"] for body in bodies) == saved
@@ -313,7 +313,7 @@ def test_the_worker_performs_each_task_once(server: Server, tmp_path: Path) -> N
     with run_example(server, tmp_path, worker, "work") as working:
         working.wait_for("welcomed", times=len(guests))
         assert working.wait(signal.SIGTERM) == 0, working.output
-    wait_until_settled(server)
+    server.assert_settled()
     assert first_column(tmp_path, "SELECT address FROM letter ORDER BY address") == guests
 
 
@@ -333,8 +333,8 @@ def test_the_listener_example_shows_what_became_of_each_message(tmp_path: Path) 
     ):
         assert example.wait() == 0, example.output
         assert example.lines[-len(RESULTS) :] == RESULTS, example.output
-        bodies = delivered_bodies(server, "TopicTest1234")
-        assert bodies == [b"Hello RocketMQ %d" % number for number in (1, 4, 7)]
+        bodies = [b"Hello RocketMQ %d" % number for number in (1, 4, 7)]
+        server.assert_delivered("TopicTest1234", bodies)
 
 
 # --- twenty lines --------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_database_and_messages_agree_after_a_kill_before_or_after_the_commit(
     example = script("twenty_lines.py")
     with run_example(server, tmp_path, example) as before_commit:
         before_commit.wait_for("KILL ME NOW")
-        assert open_halves(server) == 1
+        assert len(server.open_transactions()) == 1
         before_commit.wait(signal.SIGKILL)
     with run_example(server, tmp_path, example) as after_commit:
         after_commit.wait_for("paid [], shipped []: they agree")
@@ -362,5 +362,17 @@ def test_database_and_messages_agree_after_a_kill_before_or_after_the_commit(
             not_killed.press_enter()
         assert not_killed.wait() == 0, not_killed.output
     assert not_killed.lines[-1] == "paid [1, 2], shipped [1, 2]: they agree"
-    wait_until_settled(server)
-    assert delivered_bodies(server, "twenty-orders") == [b"1", b"2"]
+    server.assert_settled()
+    server.assert_delivered("twenty-orders", [b"1", b"2"])
+
+
+# --- tests of a service --------------------------------------------------------------------------
+
+
+def test_the_tests_of_a_service_pass(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull]
+    finished = subprocess.run(
+        [*command, script("test_transfer.py")], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert finished.returncode == 0, finished.stdout.decode()
+    assert b" 11 passed" in finished.stdout

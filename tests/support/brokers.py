@@ -1,14 +1,18 @@
-"""Run `escrowmq serve` as a real process on free ports: start, stop, kill, freeze, reload.
+"""Brokers for tests: `escrowmq serve` as a real process, and the broker of `escrowmq.testing`.
 
     with Server(tmp_path) as server:
         with server.client() as client:
             client.send("orders", b"1")
+
+Server is for tests of the process itself: its command line, its exit code, its log. LocalServer
+starts ten times as fast, so everything else uses it.
 
 Its files are small (SETTINGS), so that `assert_clean` can check all of them after each test.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -19,14 +23,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
-from escrowmq.config import StoreConfig
+from escrowmq.config import StoreConfig, load_config
 from escrowmq.native import SWITCH
 from escrowmq.store.check import CheckReport
+from escrowmq.testing import BrokerAssertions, LocalBroker
 from tests.interop.remoting import RESPONSE, Client, Response
 from tests.support.ports import free_ports
 from tests.support.stores import assert_clean
+from tests.support.waiting import TIMEOUT_S
 
 COMMAND: Final = Path(sys.executable).with_name("escrowmq")
 WAIT_S: Final = 20.0  # a healthy process responds, starts and stops within this time
@@ -93,7 +99,44 @@ def next_response(client: Client) -> Response:
             )
 
 
-class Server:
+class LocalServer(LocalBroker):
+    """A LocalBroker for tests that use the client of tests/interop, or run with RocketMQ too."""
+
+    def __init__(self, settings: Mapping[str, object] | None = None, **options: Any) -> None:
+        super().__init__(settings, timeout_s=TIMEOUT_S, **options)
+
+    @property
+    def namesrv_address(self) -> str:
+        return self.servers
+
+    def client(self, *, timeout_s: float = WAIT_S) -> Client:
+        return Client(self.address, timeout_s=timeout_s)
+
+    def assert_clean(self) -> CheckReport:
+        """Assert that the stopped broker left no damage and no lock on its directory."""
+        assert not self.is_running, "the broker is still running"
+        return assert_clean(self.data, load_config(self.directory / "broker.conf").config.store)
+
+
+@contextmanager
+def no_logged_tracebacks() -> Iterator[None]:
+    """Assert that a broker in this process logs no exception with its traceback."""
+    tracebacks: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+
+    def emit(record: logging.LogRecord) -> None:
+        if record.exc_info:
+            tracebacks.append(handler.format(record))
+
+    handler.emit = emit  # type: ignore[method-assign]
+    logger = logging.getLogger("escrowmq")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert not tracebacks, "\n".join(tracebacks)
+
+
+class Server(BrokerAssertions):
     """A server process and its directory. `conf` has settings of broker.conf by RocketMQ's names.
 
     Leaving the `with` block stops the process; after an exception it is killed.
@@ -116,8 +159,9 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._startup_output = b""
         broker_port, namesrv_port = free_ports(2)
-        self.address = f"127.0.0.1:{broker_port}"
         self.namesrv_address = f"127.0.0.1:{namesrv_port}"
+        address = f"127.0.0.1:{broker_port}"
+        super().__init__(self.namesrv_address, address=address, timeout_s=TIMEOUT_S)
         directory.mkdir(parents=True, exist_ok=True)
         settings = {**_CONF, **(conf or {})}
         self.conf = directory / "broker.conf"

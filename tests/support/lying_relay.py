@@ -19,7 +19,7 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
-from tests.support.brokers import Server
+from tests.support.clients import Broker
 
 Lie = Callable[[bytes], bytes]
 
@@ -31,7 +31,7 @@ _JSON_VALUES: list[Any] = [-1, 2**31 - 1, 2**63, 10**40, 1.5, None, "", "x", [],
 class LyingRelay:
     """Listens before a name server and a broker on loopback."""
 
-    def __init__(self, server: Server, lie: Lie) -> None:
+    def __init__(self, server: Broker, lie: Lie) -> None:
         self._server = server
         self._lie = lie
         self._listeners: list[asyncio.Server] = []

@@ -9,8 +9,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from escrowmq import Message, ReceivedMessage
 from escrowmq.sql import Escrow
-from tests.support.brokers import Server
-from tests.support.waiting import wait_until
+from escrowmq.testing import BrokerAssertions
 
 WAIT_S = 60.0
 tables = MetaData()
@@ -41,22 +40,14 @@ def saved_ids(engine: Engine) -> list[str]:
         return list(connection.execute(select(transfers.c.id).order_by(transfers.c.id)).scalars())
 
 
-def delivered_bodies(server: Server, topic: str) -> list[bytes]:
+def delivered_bodies(server: BrokerAssertions, topic: str) -> list[bytes]:
     """Return the bodies of all messages that consumers of the topic can read."""
-    with server.client() as client:
-        return sorted(record.body for queue in range(4) for record in client.pull_all(topic, queue))
+    return sorted(message.body for message in server.messages(topic))
 
 
-def open_halves(server: Server) -> int:
+def open_halves(server: BrokerAssertions) -> int:
     """Return the number of undecided half messages."""
-    with server.client() as client:
-        response = client.expect(3711, {"countMax": 1000})
-    return response.body.count(b'"transactionId"')
-
-
-def wait_until_settled(server: Server) -> None:
-    """Wait until every transaction is decided."""
-    wait_until(lambda: open_halves(server) == 0, "no transaction is open")
+    return len(server.open_transactions())
 
 
 def pay(escrow: Escrow, topic: str, name: str, *, fails: BaseException | None = None) -> None:

@@ -35,7 +35,13 @@ class OwnerStatements(Protocol):
 
 def insert_main_marker(tx: BaseTransactionMessages, statements: OwnerStatements) -> None:
     """Insert the marker of a transaction before its first message."""
-    tx.main_scope.proof = statements.insert_marker(tx.id, 0, 0)
+    _insert_marker(tx.main_scope, statements, number=0, messages=0)
+
+
+def _insert_marker(
+    scope: MessageScope, statements: OwnerStatements, *, number: int, messages: int
+) -> None:
+    scope.proof = statements.insert_marker(scope.id, number, messages)
 
 
 def announce_message(
@@ -55,7 +61,7 @@ def announce_message(
         require_current(statements.count_message(scope.id, scope.proof, count))
     else:
         number = len(tx.scopes) if is_new else 0
-        scope.proof = statements.insert_marker(scope.id, number, count)
+        _insert_marker(scope, statements, number=number, messages=count)
     if is_new:
         tx.scopes.append(scope)
     scope.message_count = count

@@ -50,7 +50,13 @@ from escrowmq.remoting.responses import encode_error
 from escrowmq.server.connection_limits import MemoryWatermark
 from escrowmq.server.live_config import LiveConfig
 from escrowmq.server.metrics import remoting_metrics
-from escrowmq.server.remoting_server import RemotingServer, bind, bound_port, reachable_host
+from escrowmq.server.remoting_server import (
+    ConnectionWrapper,
+    RemotingServer,
+    bind,
+    bound_port,
+    reachable_host,
+)
 from escrowmq.server.security import (
     AccessControl,
     client_context,
@@ -252,8 +258,12 @@ async def serve_name_server(
     live_config: LiveConfig,
     failed: asyncio.Event,
     watermark: MemoryWatermark,
+    wrap_connection: ConnectionWrapper | None = None,
 ) -> AsyncIterator[str]:
-    """Run a name server on its port; yield its address. Set `failed` if it cannot go on."""
+    """Run a name server on its port; yield its address. Set `failed` if it cannot go on.
+
+    If the block raises, the port and its connections are closed at once, without responses.
+    """
     config = live_config.config
     kv_config_file = KvConfigFile(RealDisk(config.store.root_dir))
     host = config.network.bind_address
@@ -274,6 +284,7 @@ async def serve_name_server(
         requires_tls=config.security.requires_tls,
         keeps_headers=access.validator is not None,
         watermark=watermark,
+        wrap_connection=wrap_connection,
     )
     handler.add_background_work = server.add_background_work
     kv_config_file.add_background_work = server.add_background_work
@@ -288,12 +299,16 @@ async def serve_name_server(
         handler.remove_stale_routes()
 
     scan_interval_s = config.namesrv.broker_scan_interval_s
-    async with background_tasks(
-        failed,
-        repeat("limits of connections", server.sweep_connections, SWEEP_INTERVAL_S),
-        repeat("expiry of brokers", expire, scan_interval_s),
-    ):
-        yield f"{reachable_host(host)}:{port}"
+    try:
+        async with background_tasks(
+            failed,
+            repeat("limits of connections", server.sweep_connections, SWEEP_INTERVAL_S),
+            repeat("expiry of brokers", expire, scan_interval_s),
+        ):
+            yield f"{reachable_host(host)}:{port}"
+    except BaseException:
+        await server.abort()
+        raise
     server.stop_reading()
     await kv_config_file.close()
     await server.close()

@@ -135,6 +135,10 @@ class _Newcomer(NamedTuple):
     is_open: bool = True
 
 
+# Returns the protocol that receives the events of a connection, and passes them on.
+ConnectionWrapper = Callable[[asyncio.Protocol], asyncio.Protocol]
+
+
 class RequestHandler(Protocol):
     """Handler of the requests of a port: the broker, or the name server."""
 
@@ -168,12 +172,15 @@ class RemotingServer:
         send_response_encoder: SendResponseEncoder | None = None,
         watermark: MemoryWatermark | None = None,
         plain_requests: PlainRequestHandler | None = None,
+        wrap_connection: ConnectionWrapper | None = None,
     ) -> None:
         """Without `tls`, TLS is not served. `keeps_headers` is for a handler that verifies
         signatures. Pass the encoder of the broker's send responses if `handler` is a broker.
         `watermark` has the memory in which the handler counts what it keeps for connections; the
         ports of a process share it. `plain_requests` handles whatever it can of the received
-        bytes, before the requests are decoded for `handler`."""
+        bytes, before the requests are decoded for `handler`. `wrap_connection` puts a protocol
+        between each connection and its transport."""
+        self._wrap_connection = wrap_connection
         self.plain_requests = plain_requests
         self.on_turn_end: Callable[[], None] = lambda: None
         # The bytes that each connection has received in this turn.
@@ -230,7 +237,7 @@ class RemotingServer:
         tls = self._tls
         if tls is not None:
             self._tls_detector = TlsDetector(
-                lambda: ServerConnection(self),
+                self._accept_connection,
                 lambda: tls.ssl_context,
                 is_enforcing=self._requires_tls,
                 idle_max_s=self._config.idle_max_s,
@@ -240,8 +247,12 @@ class RemotingServer:
             self._tls_detector.listen(listening_socket)
             return
         self._server = await self._loop.create_server(
-            lambda: ServerConnection(self), sock=listening_socket
+            self._accept_connection, sock=listening_socket
         )
+
+    def _accept_connection(self) -> asyncio.Protocol:
+        connection = ServerConnection(self)
+        return connection if self._wrap_connection is None else self._wrap_connection(connection)
 
     async def close(self) -> None:
         """Finish the turn, send its responses and close every connection."""
@@ -250,6 +261,13 @@ class RemotingServer:
         for connection in list(self.connections):
             connection.close_at_stop()
         await asyncio.sleep(0)
+
+    async def abort(self) -> None:
+        """Close the port and every connection at once, without a response."""
+        self.stop_reading()
+        for connection in list(self.connections):
+            connection.abort()
+        await asyncio.sleep(0)  # what is scheduled for this turn runs while the store is open
 
     def stop_reading(self) -> None:
         """Accept no new connections and read nothing more from the open ones."""

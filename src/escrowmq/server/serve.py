@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -56,7 +57,13 @@ from escrowmq.server.metrics import (
     store_metrics,
 )
 from escrowmq.server.namesrv import Registrar, new_registrars, serve_name_server
-from escrowmq.server.remoting_server import RemotingServer, bind, bound_port, reachable_host
+from escrowmq.server.remoting_server import (
+    ConnectionWrapper,
+    RemotingServer,
+    bind,
+    bound_port,
+    reachable_host,
+)
 from escrowmq.server.security import (
     AccessControl,
     configured_internal_account,
@@ -178,14 +185,73 @@ async def _serve(
     metrics_fd: int | None,
     own_namesrv: str | None,
 ) -> int:
-    stopped = asyncio.Event()
+    stopped, failed = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, live_config.reload)
     if metrics_fd is not None:
         _stop_with_supervisor(loop, stopped)
-    clock, failed = SystemClock(), asyncio.Event()
+    servers = run_servers(
+        live_config,
+        runtime_settings,
+        failed,
+        role=role,
+        metrics_fd=metrics_fd,
+        own_namesrv=own_namesrv,
+    )
+    async with servers as running:
+        _print_ready(config, role, running.namesrv_address)
+        _tune_interpreter()
+        waits = [asyncio.create_task(event.wait()) for event in (stopped, failed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if failed.is_set():
+            exit_within(FAILED_STOP_S)
+        log.info("stopping")
+        running.health.reason = "stopping"
+    log.info("stopped")
+    return FAILED if failed.is_set() else STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker that is served on a port. Use it on its event loop only."""
+
+    broker: Broker
+    server: RemotingServer
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServers:
+    """What `run_servers` has started. Without a broker or a name server they are None."""
+
+    health: Health
+    namesrv_address: str | None
+    broker: RunningBroker | None
+
+
+@contextlib.asynccontextmanager
+async def run_servers(
+    live_config: LiveConfig,
+    runtime_settings: RuntimeSettings,
+    failed: asyncio.Event,
+    *,
+    role: str = "all",
+    metrics_fd: int | None = None,
+    own_namesrv: str | None = None,
+    wrap_connection: ConnectionWrapper | None = None,
+) -> AsyncIterator[RunningServers]:
+    """Run name server and broker on the event loop of the caller until the block ends.
+
+    This changes nothing else in the process: no signals, no log, no limits. `failed` is set if a
+    part cannot go on. The end of the block stops everything cleanly. If the block raises, the
+    connections and the store are left as by a process that was killed. Raises EscrowError or
+    OSError if they cannot start.
+    """
+    config, clock = live_config.config, SystemClock()
     access = AccessControl(
         config, configured_internal_account(config) if metrics_fd is not None else None
     )
@@ -201,9 +267,11 @@ async def _serve(
 
             http = serve_http(config, clock, registry, health, access, metrics_fd)
             await parts.enter_async_context(http)
-        namesrv_address = own_namesrv
+        namesrv_address, running_broker = own_namesrv, None
         if role in ("all", "namesrv"):
-            name_server = serve_name_server(clock, access, registry, live_config, failed, watermark)
+            name_server = serve_name_server(
+                clock, access, registry, live_config, failed, watermark, wrap_connection
+            )
             namesrv_address = await parts.enter_async_context(name_server)
         if role in ("all", "broker"):
             own_addresses = [namesrv_address] if namesrv_address is not None else []
@@ -220,21 +288,11 @@ async def _serve(
                 runtime_settings,
                 required,
                 watermark,
+                wrap_connection,
             )
-            await parts.enter_async_context(broker)
+            running_broker = await parts.enter_async_context(broker)
         health.reason = None
-        _print_ready(config, role, namesrv_address)
-        _tune_interpreter()
-        waits = [asyncio.create_task(event.wait()) for event in (stopped, failed)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if failed.is_set():
-            exit_within(FAILED_STOP_S)
-        log.info("stopping")
-        health.reason = "stopping"
-    log.info("stopped")
-    return FAILED if failed.is_set() else STOPPED
+        yield RunningServers(health, namesrv_address, running_broker)
 
 
 def _tune_interpreter() -> None:
@@ -288,7 +346,8 @@ async def _run_broker(
     runtime_settings: RuntimeSettings,
     required_registrations: int,
     watermark: MemoryWatermark,
-) -> AsyncIterator[None]:
+    wrap_connection: ConnectionWrapper | None,
+) -> AsyncIterator[RunningBroker]:
     config = live_config.config
     disk = RealDisk(config.store.root_dir)
     address = config.broker.advertised_address or reachable_host(config.network.bind_address)
@@ -321,14 +380,12 @@ async def _run_broker(
         past_times=maintenance.past_times(),
         native=native,
     )
-    server = _new_server(config, clock, broker, access, store_host, watermark)
-    broker.clock_report = maintenance.clock_report
-    _connect_parts(broker, server, live_config, runtime_settings)
+    server = _new_server(config, clock, broker, access, store_host, watermark, wrap_connection)
+    _connect_parts(broker, server, maintenance, live_config, runtime_settings)
     await server.listen(listening_socket)
     registrars += new_registrars(
         config, broker, f"{address}:{port}", namesrv_addresses, access.internal_signer
     )
-    update_disk_state(store, disk.usage())
     maintenance.keep_needed_segments(
         oldest_needed_offset=broker.oldest_needed_offset,
         move_messages_below=lambda end: broker.move_messages_below(end, clock.now_ms()),
@@ -336,17 +393,32 @@ async def _run_broker(
     add_broker_metrics(registry, config, wall, clock, broker, server)
     registry.add(store_metrics(disk, group_commit, maintenance))
     health.add(lambda: None if store.is_writable else "the store accepts no messages")
-    async with background_tasks(
+    tasks = background_tasks(
         failed,
         *(registrar.run() for registrar in registrars),
         *_background_loops(config, clock, broker, server, maintenance, failed),
-    ):
+    )
+    async with _abandon_on_error(server, group_commit, store), tasks:
         bound = config.network.bind_address, port
         log.info("broker listens address=%s:%d path=%s", *bound, native.description)
         await _wait_registered(registrars[:required_registrations], failed)
-        yield
+        yield RunningBroker(broker, server, f"{address}:{port}")
     if not await _stop(broker, server, group_commit, maintenance, clock):
         failed.set()
+
+
+@contextlib.asynccontextmanager
+async def _abandon_on_error(
+    server: RemotingServer, group_commit: GroupCommit, store: MessageStore
+) -> AsyncIterator[None]:
+    """If the block raises, leave everything as it is, like a process that was killed."""
+    try:
+        yield
+    except BaseException:
+        await server.abort()
+        await group_commit.close()  # its thread uses the files
+        store.abandon()
+        raise
 
 
 async def _wait_registered(registrars: list[Registrar], failed: asyncio.Event) -> None:
@@ -366,6 +438,7 @@ def _new_server(
     access: AccessControl,
     store_host: bytes,
     watermark: MemoryWatermark,
+    wrap_connection: ConnectionWrapper | None,
 ) -> RemotingServer:
     return RemotingServer(
         broker,
@@ -379,6 +452,7 @@ def _new_server(
         ),
         watermark=watermark,
         plain_requests=broker.native_requests,
+        wrap_connection=wrap_connection,
     )
 
 
@@ -394,9 +468,11 @@ def _report_topics_changed(registrars: list[Registrar]) -> None:
 def _connect_parts(
     broker: Broker,
     server: RemotingServer,
+    maintenance: StoreMaintenance,
     live_config: LiveConfig,
     runtime_settings: RuntimeSettings,
 ) -> None:
+    broker.clock_report = maintenance.clock_report
     broker.settings = runtime_settings
     broker.counters.turn_start_s = lambda: server.turn_start_s
     live_config.add_listener(lambda changed: _apply_config(changed, broker, server))
@@ -429,6 +505,7 @@ def _open_store(
     except EscrowError:
         listening_socket.close()
         raise
+    update_disk_state(store, disk.usage())
     log.info(
         "store open directory=%s begin=%d end=%d records_read=%d",
         config.store.root_dir,

@@ -12,24 +12,24 @@ import pytest
 from escrowmq import Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.blocking import Consumer, Producer
 from escrowmq.errors import LocalProtocolError
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server() -> Iterator[LocalServer]:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Server(tmp_path_factory.mktemp("blocking"), conf=conf) as server:
+    with LocalServer(conf) as server:
         yield server
 
 
-def receive(server: Server, topic: str, count: int) -> list[bytes]:
+def receive(server: LocalServer, topic: str, count: int) -> list[bytes]:
     with Consumer(server.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
         return [message.body for _, message in zip(range(count), consumer, strict=False)]
 
 
-def test_many_threads_send_through_one_producer(server: Server) -> None:
+def test_many_threads_send_through_one_producer(server: LocalServer) -> None:
     bodies = [b"%d" % number for number in range(40)]
     with Producer(server.namesrv_address, group="p") as producer, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda body: producer.send(Message("threads", body)), bodies))
@@ -45,7 +45,7 @@ def python_sigint_handler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("python_sigint_handler")
-def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(server: Server) -> None:
+def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(server: LocalServer) -> None:
     with Producer(server.namesrv_address, group="p", timeout_s=60) as producer:
         producer.send(Message("interrupted", b"before"))
         # A timer, because the calling thread blocks; the frozen broker does not respond before.
@@ -58,7 +58,7 @@ def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(server: S
         producer.send(Message("interrupted", b"after"))
 
 
-def test_a_blocking_call_in_the_thread_of_the_event_loop_is_refused(server: Server) -> None:
+def test_a_blocking_call_in_the_thread_of_the_event_loop_is_refused(server: LocalServer) -> None:
     refused: list[LocalProtocolError] = []
     with Producer(server.namesrv_address, group="own-thread") as producer:
 
@@ -77,7 +77,7 @@ def test_a_blocking_call_in_the_thread_of_the_event_loop_is_refused(server: Serv
     assert "wait for itself" in str(refused[0])
 
 
-def test_a_block_commits_rolls_back_or_is_checked(server: Server) -> None:
+def test_a_block_commits_rolls_back_or_is_checked(server: LocalServer) -> None:
     with Producer(server.namesrv_address, group="p") as producer:
 
         @producer.checker("paid")

@@ -10,15 +10,15 @@ import pytest
 
 from escrowmq import Consumer
 from escrowmq.errors import ConfigError, LocalProtocolError
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import CONF, Broker, numbered_bodies, receive, send
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("broadcast"), conf=CONF) as server:
+def server() -> Iterator[Broker]:
+    with LocalServer(CONF) as server:
         yield server
 
 

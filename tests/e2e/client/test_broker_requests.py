@@ -25,7 +25,7 @@ from escrowmq.remoting.headers import (
     ResetConsumerOffset,
 )
 from escrowmq.remoting.requests import Request
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import CONF, WAIT_S, Broker, numbered_bodies, send
 from tests.support.waiting import wait_until_async
 
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("broker-requests"), conf=CONF) as server:
+def server() -> Iterator[Broker]:
+    with LocalServer(CONF) as server:
         yield server
 
 

@@ -23,7 +23,7 @@ from escrowmq import (
     Verdict,
     blocking,
 )
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import WAIT_S
 from tests.support.waiting import wait_until_async
 
@@ -33,12 +33,12 @@ CONF = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("checkers"), conf=CONF) as server:
+def server() -> Iterator[LocalServer]:
+    with LocalServer(CONF) as server:
         yield server
 
 
-def bodies(server: Server, topic: str) -> list[bytes]:
+def bodies(server: LocalServer, topic: str) -> list[bytes]:
     with server.client() as reader:
         records = [record for queue in range(4) for record in reader.pull_all(topic, queue)]
     return sorted(record.body for record in records)
@@ -52,12 +52,12 @@ async def leave_open(producer: Producer, message: Message, **options: Any) -> No
 
 
 @asynccontextmanager
-async def producer_in(server: Server, group: str, **options: Any) -> AsyncIterator[Producer]:
+async def producer_in(server: LocalServer, group: str, **options: Any) -> AsyncIterator[Producer]:
     async with Producer(server.namesrv_address, group=group, **options) as producer:
         yield producer
 
 
-async def test_the_most_specific_checker_is_called(server: Server) -> None:
+async def test_the_most_specific_checker_is_called(server: LocalServer) -> None:
     called: dict[str, str] = {}  # from a message to the checker that was called
 
     def checker(name: str) -> Callable[[ReceivedMessage], Verdict]:
@@ -90,7 +90,9 @@ async def test_a_checker_with_contradictory_arguments_is_refused(
             producer.checker(**arguments)(lambda message: None)
 
 
-async def test_a_process_that_never_sends_gets_checks_of_another_process(server: Server) -> None:
+async def test_a_process_that_never_sends_gets_checks_of_another_process(
+    server: LocalServer,
+) -> None:
     async with producer_in(server, "left") as producer:
         await leave_open(producer, Message("left", b"open"))
     async with producer_in(server, "left") as successor:
@@ -103,7 +105,7 @@ async def test_a_process_that_never_sends_gets_checks_of_another_process(server:
 
 
 async def test_an_exception_or_wrong_result_of_a_checker_counts_as_unknown(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     results: Iterator[Any] = iter([OSError("no database"), "COMMIT", None, Verdict.COMMIT])
 
@@ -124,7 +126,7 @@ async def test_an_exception_or_wrong_result_of_a_checker_counts_as_unknown(
 
 
 async def test_a_check_without_a_checker_is_logged_and_counted(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with producer_in(server, "unchecked") as producer:
         await leave_open(producer, Message("unchecked", b"x"))
@@ -132,7 +134,7 @@ async def test_a_check_without_a_checker_is_logged_and_counted(
     assert "no checker for" in caplog.text
 
 
-async def test_no_more_checkers_run_than_check_concurrency_allows(server: Server) -> None:
+async def test_no_more_checkers_run_than_check_concurrency_allows(server: LocalServer) -> None:
     running, most = 0, 0
     lock = threading.Lock()
     both_started = threading.Barrier(2)
@@ -157,7 +159,7 @@ async def test_no_more_checkers_run_than_check_concurrency_allows(server: Server
 
 
 async def test_checks_beyond_the_limit_are_answered_with_unknown(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     may_return = asyncio.Event()
     options = {"check_concurrency": 1, "check_request_hold_max": 1}
@@ -178,7 +180,7 @@ async def test_checks_beyond_the_limit_are_answered_with_unknown(
 
 
 async def test_a_check_answered_with_rollback_or_unknown_is_a_warning(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = {b"yes": [Verdict.COMMIT], b"no": [Verdict.UNKNOWN, Verdict.ROLLBACK]}
     async with producer_in(server, "warned") as producer:
@@ -201,7 +203,9 @@ async def test_a_check_answered_with_rollback_or_unknown_is_a_warning(
 # --- executors -----------------------------------------------------------------------------------
 
 
-async def test_checkers_run_in_the_executor_of_the_user_which_stays_open(server: Server) -> None:
+async def test_checkers_run_in_the_executor_of_the_user_which_stays_open(
+    server: LocalServer,
+) -> None:
     threads: set[str] = set()
 
     def check(message: ReceivedMessage) -> Verdict:
@@ -219,7 +223,7 @@ async def test_checkers_run_in_the_executor_of_the_user_which_stays_open(server:
 
 
 async def test_an_executor_that_takes_no_work_makes_the_check_fail_with_an_answer(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
@@ -254,7 +258,7 @@ class RecordingListener(TransactionListener):
         return self.verdicts[message.transaction_id]
 
 
-async def test_a_listener_executes_and_checks_local_transactions(server: Server) -> None:
+async def test_a_listener_executes_and_checks_local_transactions(server: LocalServer) -> None:
     listener = RecordingListener()
     async with TransactionProducer(
         server.namesrv_address, group="listener", listener=listener
@@ -272,7 +276,7 @@ async def test_a_listener_executes_and_checks_local_transactions(server: Server)
 
 
 def test_a_blocking_listener_runs_the_local_transaction_in_the_calling_thread(
-    server: Server,
+    server: LocalServer,
 ) -> None:
     listener = RecordingListener()
     with blocking.TransactionProducer(
@@ -316,7 +320,7 @@ class UndecidedListener(RecordingListener):
 
 
 def test_a_listener_is_called_for_one_check_at_a_time_as_by_rocketmqs_client(
-    server: Server,
+    server: LocalServer,
 ) -> None:
     topic, count = "one-at-a-time", 6
     with (

@@ -14,7 +14,7 @@ from escrowmq.client.consumer.offset_store import ConsumeFrom
 from escrowmq.client.consumer.rebalance import average_by_circle
 from escrowmq.errors import InvalidSubscription, LocalProtocolError
 from escrowmq.message.filter import FilterLike
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import (
     CONF,
     WAIT_S,
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("consumer"), conf=CONF) as server:
+def server() -> Iterator[Broker]:
+    with LocalServer(CONF) as server:
         yield server
 
 

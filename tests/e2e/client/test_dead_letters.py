@@ -11,7 +11,7 @@ import pytest
 
 from escrowmq import Consumer, PullConsumer, ReceivedMessage, blocking
 from escrowmq.errors import LocalProtocolError
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import CONF, WAIT_S, Broker, send
 from tests.support.waiting import wait_until_async
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("dead"), conf=CONF) as server:
+def server() -> Iterator[Broker]:
+    with LocalServer(CONF) as server:
         yield server
 
 

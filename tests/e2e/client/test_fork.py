@@ -16,7 +16,7 @@ from escrowmq import Message, ReceivedMessage, Verdict
 from escrowmq import Producer as AsyncProducer
 from escrowmq.blocking import Consumer, Producer
 from escrowmq.errors import WrongProcess
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,9 +28,10 @@ CHILDREN = 3
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server() -> Iterator[LocalServer]:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Server(tmp_path_factory.mktemp("fork"), conf=conf) as server:
+    # In a process of its own: a child of fork must not have a part of the broker.
+    with LocalServer(conf, in_process=False) as server:
         yield server
 
 
@@ -47,13 +48,13 @@ def run_in_child(function: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def receive(server: Server, topic: str, count: int) -> list[bytes]:
+def receive(server: LocalServer, topic: str, count: int) -> list[bytes]:
     """Return the sorted bodies of the first messages of a topic."""
     with Consumer(server.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
         return sorted(message.body for _, message in zip(range(count), consumer, strict=False))
 
 
-def test_a_child_can_send_with_its_parents_producer(server: Server) -> None:
+def test_a_child_can_send_with_its_parents_producer(server: LocalServer) -> None:
     with Producer(server.namesrv_address, group="p") as producer:
         producer.send(Message("forked", b"parent before"))
         for number in range(CHILDREN):
@@ -65,7 +66,7 @@ def test_a_child_can_send_with_its_parents_producer(server: Server) -> None:
     assert receive(server, "forked", len(expected)) == sorted(expected)
 
 
-def test_children_of_multiprocessing_each_have_their_own_connection(server: Server) -> None:
+def test_children_of_multiprocessing_each_have_their_own_connection(server: LocalServer) -> None:
     with Producer(server.namesrv_address, group="p") as producer:
         producer.send(Message("pooled", b"parent"))
         context = multiprocessing.get_context("fork")
@@ -81,7 +82,7 @@ def test_children_of_multiprocessing_each_have_their_own_connection(server: Serv
     assert receive(server, "pooled", CHILDREN + 1) == [b"0", b"1", b"2", b"parent"]
 
 
-def test_a_fork_while_other_threads_send_leaves_no_lock_behind(server: Server) -> None:
+def test_a_fork_while_other_threads_send_leaves_no_lock_behind(server: LocalServer) -> None:
     stopped = threading.Event()
     with Producer(server.namesrv_address, group="p") as producer:
 
@@ -100,7 +101,7 @@ def test_a_fork_while_other_threads_send_leaves_no_lock_behind(server: Server) -
     assert receive(server, "busy-child", 6) == [b"c"] * 6
 
 
-def test_a_child_answers_checks_of_its_own_open_transactions(server: Server) -> None:
+def test_a_child_answers_checks_of_its_own_open_transactions(server: LocalServer) -> None:
     """The child's own client registers the checkers of the parent."""
     with Producer(server.namesrv_address, group="forked-checks") as producer:
 
@@ -123,7 +124,7 @@ def test_a_child_answers_checks_of_its_own_open_transactions(server: Server) -> 
 
 
 def test_a_child_answers_checks_although_the_threads_of_the_executor_are_gone(
-    server: Server,
+    server: LocalServer,
 ) -> None:
     def commit(message: ReceivedMessage) -> Verdict:
         return Verdict.COMMIT
@@ -144,7 +145,7 @@ def test_a_child_answers_checks_although_the_threads_of_the_executor_are_gone(
         assert run_in_child(leave_open) == 0
 
 
-def test_a_transaction_of_the_parent_is_not_ended_by_a_child(server: Server) -> None:
+def test_a_transaction_of_the_parent_is_not_ended_by_a_child(server: LocalServer) -> None:
     with (
         Producer(server.namesrv_address, group="p") as producer,
         producer.transaction(Message("parents", b"x")) as tx,
@@ -160,7 +161,7 @@ def test_a_transaction_of_the_parent_is_not_ended_by_a_child(server: Server) -> 
     assert receive(server, "parents", 1) == [b"x"]
 
 
-async def test_an_asyncio_client_of_another_process_is_refused(server: Server) -> None:
+async def test_an_asyncio_client_of_another_process_is_refused(server: LocalServer) -> None:
     async with AsyncProducer(server.namesrv_address, group="p") as producer:
         await producer.send(Message("awaited", b"parent"))
 

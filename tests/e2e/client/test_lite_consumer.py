@@ -10,7 +10,7 @@ import pytest
 
 from escrowmq import LiteConsumer, PullConsumer, blocking
 from escrowmq.errors import LocalProtocolError, NoRoute
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import (
     CONF,
     WAIT_S,
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("lite"), conf=CONF) as server:
+def server() -> Iterator[Broker]:
+    with LocalServer(CONF) as server:
         yield server
 
 

@@ -30,7 +30,7 @@ from escrowmq.client.consumer import queue_client, rebalance
 from escrowmq.client.producer import transaction
 from escrowmq.errors import EscrowError
 from escrowmq.remoting.headers import ListTransactions
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.lying_relay import LyingRelay, random_lie
 
 pytestmark = pytest.mark.slow
@@ -42,13 +42,13 @@ EXAMPLES = settings().max_examples // 6  # of the profile; one takes half a seco
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("lies")) as server:
+def server() -> Iterator[LocalServer]:
+    with LocalServer() as server:
         asyncio.run(fill(server))
         yield server
 
 
-async def fill(server: Server) -> None:
+async def fill(server: LocalServer) -> None:
     """Store messages, so that there is something to lie about."""
     async with Producer(server.namesrv_address, group="honest") as producer:
         await producer.send_batch([Message(TOPIC, b"x" * 200) for _ in range(20)])
@@ -194,7 +194,7 @@ QUESTIONS: list[Callable[[Cluster], object]] = [
 )
 @given(seed=st.integers(0, 2**32 - 1))
 def test_an_operation_works_or_raises_one_of_our_errors(
-    server: Server, operation: Callable[[str], Awaitable[None]], seed: int
+    server: LocalServer, operation: Callable[[str], Awaitable[None]], seed: int
 ) -> None:
     unexpected: list[object] = []
 

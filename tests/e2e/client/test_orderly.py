@@ -11,7 +11,7 @@ from escrowmq import Consumer, PullConsumer, ReceivedMessage
 from escrowmq.client.consumer import rebalance as rebalance_module
 from escrowmq.client.heartbeat import ConsumerHeartbeat
 from escrowmq.clock import SystemClock
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import CONF, WAIT_S, Broker, numbered_bodies, queues_of_topic, send
 from tests.support.waiting import wait_until_async
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("orderly"), conf=CONF) as server:
+def server() -> Iterator[Broker]:
+    with LocalServer(CONF) as server:
         yield server
 
 

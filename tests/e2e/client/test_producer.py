@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from escrowmq.errors import (
     TransactionConflict,
     TransportError,
 )
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
@@ -25,17 +24,17 @@ CONF = {"transactionTimeOut": 1000, "transactionCheckInterval": 500}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("client"), conf=CONF) as server:
+def server() -> Iterator[LocalServer]:
+    with LocalServer(CONF) as server:
         yield server
 
 
-def bodies(server: Server, topic: str) -> list[bytes]:
+def bodies(server: LocalServer, topic: str) -> list[bytes]:
     with server.client() as reader:
         return [record.body for queue in range(4) for record in reader.pull_all(topic, queue)]
 
 
-async def test_a_message_is_received_as_it_was_sent(server: Server) -> None:
+async def test_a_message_is_received_as_it_was_sent(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         result = await producer.send(
             Message("audit", b"hello", keys=["k1", "k2"], tags="created", properties={"a": "b"})
@@ -49,7 +48,7 @@ async def test_a_message_is_received_as_it_was_sent(server: Server) -> None:
     assert record.properties["UNIQ_KEY"] == result.message_id
 
 
-async def test_messages_with_one_sharding_key_go_to_one_queue(server: Server) -> None:
+async def test_messages_with_one_sharding_key_go_to_one_queue(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         results = [
             await producer.send(Message("sharded", b"%d" % n, sharding_key="customer-7"))
@@ -59,7 +58,7 @@ async def test_messages_with_one_sharding_key_go_to_one_queue(server: Server) ->
     assert bodies(server, "sharded") == [b"%d" % n for n in range(8)]
 
 
-async def test_leaving_the_block_commits_all_messages(server: Server) -> None:
+async def test_leaving_the_block_commits_all_messages(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("orders", b"o-1")) as tx:
             await tx.send(Message("stock", b"o-1"))
@@ -69,7 +68,7 @@ async def test_leaving_the_block_commits_all_messages(server: Server) -> None:
     assert bodies(server, "orders") == bodies(server, "stock") == [b"o-1"]
 
 
-async def test_rollback_is_not_raised_outside_the_block(server: Server) -> None:
+async def test_rollback_is_not_raised_outside_the_block(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("rolled", b"no")) as tx:
             raise Rollback
@@ -81,7 +80,9 @@ async def test_rollback_is_not_raised_outside_the_block(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "function"])
-async def test_after_any_other_exception_the_checker_decides(server: Server, kind: str) -> None:
+async def test_after_any_other_exception_the_checker_decides(
+    server: LocalServer, kind: str
+) -> None:
     topic = f"checked-{kind}"
     checked: list[ReceivedMessage] = []
 
@@ -109,7 +110,7 @@ async def test_after_any_other_exception_the_checker_decides(server: Server, kin
     }
 
 
-async def test_on_error_is_the_verdict_after_an_exception(server: Server) -> None:
+async def test_on_error_is_the_verdict_after_an_exception(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         with pytest.raises(ZeroDivisionError):
             async with producer.transaction(
@@ -120,7 +121,9 @@ async def test_on_error_is_the_verdict_after_an_exception(server: Server) -> Non
         assert (tx.outcome.state, tx.outcome.acknowledged) == ("rolled_back", True)
 
 
-async def test_a_transaction_decided_otherwise_raises_transaction_conflict(server: Server) -> None:
+async def test_a_transaction_decided_otherwise_raises_transaction_conflict(
+    server: LocalServer,
+) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         with pytest.raises(TransactionConflict):  # noqa: PT012
             async with producer.transaction(Message("contradicted", b"x")) as tx:
@@ -133,7 +136,7 @@ async def test_a_transaction_decided_otherwise_raises_transaction_conflict(serve
     assert bodies(server, "contradicted") == []
 
 
-async def test_errors_tell_whether_to_retry(server: Server) -> None:
+async def test_errors_tell_whether_to_retry(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p", retries=0) as producer:
         with pytest.raises(RequestRefused) as refused:
             await producer.send(Message("audit", b"x", properties={"long": "x" * 40_000}))
@@ -145,8 +148,8 @@ async def test_errors_tell_whether_to_retry(server: Server) -> None:
         assert not isinstance(failed.value, NoRoute)
 
 
-async def test_a_restarted_broker_is_used_again(tmp_path: Path) -> None:
-    with Server(tmp_path, conf={**CONF, "flushDiskType": "SYNC_FLUSH"}) as server:
+async def test_a_restarted_broker_is_used_again() -> None:
+    with LocalServer({**CONF, "flushDiskType": "SYNC_FLUSH"}, in_process=False) as server:
         async with Producer(server.namesrv_address, group="p", timeout_s=2) as producer:
             await producer.send(Message("survivor", b"before"))
             await asyncio.to_thread(server.kill)

@@ -15,7 +15,7 @@ import pytest
 from escrowmq import Consumer, Message, PullConsumer, ReceivedMessage, blocking
 from escrowmq.client.consumer import consumer as consumer_module
 from escrowmq.errors import InvalidSubscription, LocalProtocolError
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import CONF, WAIT_S, Broker, numbered_bodies, send
 from tests.support.waiting import wait_until_async
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Server(tmp_path_factory.mktemp("push"), conf=CONF) as server:
+def server() -> Iterator[Broker]:
+    with LocalServer(CONF) as server:
         yield server
 
 
@@ -254,11 +254,11 @@ async def test_a_message_that_the_broker_has_lost_is_sent_back_as_a_copy(server:
 
 
 async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It cannot be sent back, so the same consumer handles it again, and then later messages."""
     monkeypatch.setattr(consumer_module, "REDELIVERY_DELAY_S", 0.1)
-    with Server(tmp_path, conf=CONF) as server:
+    with LocalServer(CONF, in_process=False) as server:
         await send(server, "outlived", b"x")
         consumer = Consumer(server.namesrv_address, group="g-outlived")
         seen: list[tuple[bytes, int]] = []

@@ -10,19 +10,19 @@ import pytest
 from escrowmq import Consumer
 from escrowmq.blocking import Consumer as BlockingConsumer
 from escrowmq.errors import ClientClosed
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import CONF, WAIT_S, numbered_bodies, receive, send
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("receiving"), conf=CONF) as server:
+def server() -> Iterator[LocalServer]:
+    with LocalServer(CONF) as server:
         yield server
 
 
-def subscriber(server: Server, topic: str) -> Consumer:
+def subscriber(server: LocalServer, topic: str) -> Consumer:
     return Consumer(server.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"})
 
 
@@ -36,7 +36,7 @@ async def receive_batches(consumer: Consumer, count: int) -> list[bytes]:
     return bodies
 
 
-async def test_receive_returns_none_after_its_timeout_and_acknowledges(server: Server) -> None:
+async def test_receive_returns_none_after_its_timeout_and_acknowledges(server: LocalServer) -> None:
     await send(server, "limited", b"only")
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with subscriber(server, "limited") as first:
@@ -49,7 +49,7 @@ async def test_receive_returns_none_after_its_timeout_and_acknowledges(server: S
         assert await receive(second, 1) == [b"next"]
 
 
-async def test_a_batch_is_acknowledged_by_the_next_call(server: Server) -> None:
+async def test_a_batch_is_acknowledged_by_the_next_call(server: LocalServer) -> None:
     bodies = numbered_bodies(20)
     await send(server, "batches", *bodies)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
@@ -65,7 +65,7 @@ async def test_a_batch_is_acknowledged_by_the_next_call(server: Server) -> None:
         assert sorted(await receive_batches(second, 3)) == [b"x", b"y", b"z"]
 
 
-async def test_a_message_of_a_batch_that_is_retried_comes_again_alone(server: Server) -> None:
+async def test_a_message_of_a_batch_that_is_retried_comes_again_alone(server: LocalServer) -> None:
     await send(server, "partly", b"a", b"b", b"c")
     async with subscriber(server, "partly") as consumer, asyncio.timeout(WAIT_S):
         seen: list[bytes] = []
@@ -82,7 +82,7 @@ async def test_a_message_of_a_batch_that_is_retried_comes_again_alone(server: Se
 
 
 async def test_a_batch_of_an_orderly_consumer_has_one_message_of_each_queue(
-    server: Server,
+    server: LocalServer,
 ) -> None:
     await send(server, "ordered", *numbered_bodies(8), sharding_key="same")
     consumer = Consumer(
@@ -93,7 +93,7 @@ async def test_a_batch_of_an_orderly_consumer_has_one_message_of_each_queue(
     assert received == [[body] for body in numbered_bodies(8)]
 
 
-def test_the_blocking_consumer_receives_with_a_timeout_and_in_batches(server: Server) -> None:
+def test_the_blocking_consumer_receives_with_a_timeout_and_in_batches(server: LocalServer) -> None:
     asyncio.run(send(server, "threads", *numbered_bodies(6)))
     with BlockingConsumer(
         server.namesrv_address, group="g-threads", subscribe={"threads": "*"}
@@ -110,7 +110,7 @@ def test_the_blocking_consumer_receives_with_a_timeout_and_in_batches(server: Se
         consumer.receive_batch()
 
 
-async def test_an_impossible_size_of_a_batch_is_refused(server: Server) -> None:
+async def test_an_impossible_size_of_a_batch_is_refused(server: LocalServer) -> None:
     async with subscriber(server, "sizes") as consumer:
         with pytest.raises(ValueError, match="max_messages must be at least 1, not 0"):
             await consumer.receive_batch(0)

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from escrowmq import Consumer, Message, Producer, ReceivedMessage, blocking
 from escrowmq.errors import LocalProtocolError, OutcomeUnknown
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import CONF, WAIT_S
 from tests.support.waiting import wait_until_async
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("replies"), conf=CONF) as server:
+def server() -> Iterator[LocalServer]:
+    with LocalServer(CONF) as server:
         yield server
 
 
-async def test_each_request_gets_its_own_reply(server: Server) -> None:
+async def test_each_request_gets_its_own_reply(server: LocalServer) -> None:
     async with (
         Producer(server.namesrv_address, group="requesters") as producer,
         Producer(server.namesrv_address, group="requesters") as other,
@@ -51,7 +51,7 @@ async def test_each_request_gets_its_own_reply(server: Server) -> None:
     assert {reply.properties["a"] for reply in replies} == {"b"}
 
 
-async def test_a_large_request_in_a_namespace_is_replied_to(server: Server) -> None:
+async def test_a_large_request_in_a_namespace_is_replied_to(server: LocalServer) -> None:
     address, size = server.namesrv_address, 20_000
     async with (
         Producer(address, group="requesters", namespace="n") as producer,
@@ -63,7 +63,7 @@ async def test_a_large_request_in_a_namespace_is_replied_to(server: Server) -> N
         assert (await requesting).body == b"x" * size
 
 
-async def test_a_missing_reply_raises_and_a_late_one_is_dropped(server: Server) -> None:
+async def test_a_missing_reply_raises_and_a_late_one_is_dropped(server: LocalServer) -> None:
     address = server.namesrv_address
     async with (
         Producer(address, group="requesters") as producer,
@@ -81,7 +81,7 @@ async def test_a_missing_reply_raises_and_a_late_one_is_dropped(server: Server) 
         assert producer._pending_replies._pending == {}
 
 
-async def test_only_a_request_in_flight_can_be_replied_to(server: Server) -> None:
+async def test_only_a_request_in_flight_can_be_replied_to(server: LocalServer) -> None:
     address = server.namesrv_address
     async with (
         Producer(address, group="requesters") as producer,
@@ -97,7 +97,7 @@ async def test_only_a_request_in_flight_can_be_replied_to(server: Server) -> Non
             await consumer.reply(first, b"x")
 
 
-def test_blocking_clients_request_and_reply(server: Server) -> None:
+def test_blocking_clients_request_and_reply(server: LocalServer) -> None:
     address = server.namesrv_address
 
     with (
@@ -117,7 +117,7 @@ def test_blocking_clients_request_and_reply(server: Server) -> None:
 # --- traces --------------------------------------------------------------------------------------
 
 
-async def test_handlers_continue_the_trace_of_the_sender(server: Server) -> None:
+async def test_handlers_continue_the_trace_of_the_sender(server: LocalServer) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -15,7 +15,7 @@ from escrowmq import Consumer, Message, MessageQueue, Producer, ReceivedMessage,
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import LocalProtocolError, RequestRefused
 from tests.interop.records import Record
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.clients import WAIT_S
 from tests.support.waiting import wait_until_async
 
@@ -25,17 +25,17 @@ CONF = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("sending"), conf=CONF) as server:
+def server() -> Iterator[LocalServer]:
+    with LocalServer(CONF) as server:
         yield server
 
 
-def stored_records(server: Server, topic: str) -> list[Record]:
+def stored_records(server: LocalServer, topic: str) -> list[Record]:
     with server.client() as reader:
         return [record for queue in range(4) for record in reader.pull_all(topic, queue)]
 
 
-async def receive(server: Server, topic: str, count: int) -> list[ReceivedMessage]:
+async def receive(server: LocalServer, topic: str, count: int) -> list[ReceivedMessage]:
     async with (
         asyncio.timeout(WAIT_S),
         Consumer(server.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer,
@@ -46,7 +46,7 @@ async def receive(server: Server, topic: str, count: int) -> list[ReceivedMessag
 # --- batches -------------------------------------------------------------------------------------
 
 
-async def test_a_batch_is_stored_in_order_with_an_id_for_each(server: Server) -> None:
+async def test_a_batch_is_stored_in_order_with_an_id_for_each(server: LocalServer) -> None:
     messages = [
         Message("batched", b"%d" % n, keys=f"k{n}", tags="x", properties={"n": str(n)}, flag=n)
         for n in range(50)
@@ -68,7 +68,7 @@ async def test_a_batch_is_stored_in_order_with_an_id_for_each(server: Server) ->
             assert reader.view_by_id(result.offset_id).body == record.body
 
 
-async def test_a_batch_beyond_the_limit_takes_several_requests(server: Server) -> None:
+async def test_a_batch_beyond_the_limit_takes_several_requests(server: LocalServer) -> None:
     messages = [Message("cut", b"%04d" % n * 100, sharding_key="s") for n in range(40)]
     async with Producer(server.namesrv_address, group="p", batch_bytes_max=2000) as producer:
         results = await producer.send_batch(messages)
@@ -77,7 +77,7 @@ async def test_a_batch_beyond_the_limit_takes_several_requests(server: Server) -
     assert [result.queue_offset for result in results] == list(range(40))
 
 
-def test_a_blocking_producer_sends_batches(server: Server) -> None:
+def test_a_blocking_producer_sends_batches(server: LocalServer) -> None:
     with blocking.Producer(server.namesrv_address, group="p") as producer:
         [queue, *_] = producer.queues("blocking-batch")
         messages = [Message("blocking-batch", b"a"), Message("blocking-batch", b"b")]
@@ -90,7 +90,7 @@ def test_a_blocking_producer_sends_batches(server: Server) -> None:
 # --- order, one way ------------------------------------------------------------------------------
 
 
-async def test_a_selector_chooses_the_queue(server: Server) -> None:
+async def test_a_selector_chooses_the_queue(server: LocalServer) -> None:
     def by_size(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
         return queues[len(message.body) % len(queues)]
 
@@ -102,7 +102,7 @@ async def test_a_selector_chooses_the_queue(server: Server) -> None:
         assert [len(record.body) for record in reader.pull_all("selected", 2)] == [2]
 
 
-async def test_a_oneway_message_arrives(server: Server) -> None:
+async def test_a_oneway_message_arrives(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         for number in range(100):
             await producer.send_oneway(Message("one-way", b"%d" % number))
@@ -114,7 +114,9 @@ async def test_a_oneway_message_arrives(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delay_level", "delay_s", "deliver_at"])
-async def test_a_delayed_message_is_delivered_when_it_is_due(server: Server, kind: str) -> None:
+async def test_a_delayed_message_is_delivered_when_it_is_due(
+    server: LocalServer, kind: str
+) -> None:
     topic = kind.replace("_", "-")
     later = datetime.now(UTC) + timedelta(seconds=1)
     message = {
@@ -132,7 +134,7 @@ async def test_a_delayed_message_is_delivered_when_it_is_due(server: Server, kin
     assert late.stored_ms >= due_ms - 100
 
 
-async def test_a_delay_in_a_transaction_counts_from_the_commit(server: Server) -> None:
+async def test_a_delay_in_a_transaction_counts_from_the_commit(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("delayed-half", b"x", delay_s=1)):
             pass
@@ -141,7 +143,7 @@ async def test_a_delay_in_a_transaction_counts_from_the_commit(server: Server) -
     assert message.stored_ms - message.born_ms >= 900
 
 
-async def test_a_delay_beyond_the_broker_s_limit_is_refused(server: Server) -> None:
+async def test_a_delay_beyond_the_broker_s_limit_is_refused(server: LocalServer) -> None:
     async with Producer(server.namesrv_address, group="p") as producer:
         with pytest.raises(RequestRefused, match="limit") as refused:
             await producer.send(Message("too-late", b"x", delay_s=365 * 86_400))
@@ -152,7 +154,7 @@ async def test_a_delay_beyond_the_broker_s_limit_is_refused(server: Server) -> N
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-async def test_a_long_body_is_sent_compressed(server: Server, kind: str) -> None:
+async def test_a_long_body_is_sent_compressed(server: LocalServer, kind: str) -> None:
     body = b"the same again and again " * 2000
     topic = f"compressed-{kind}"
     async with Producer(server.namesrv_address, group="p", compression=kind) as producer:
@@ -166,7 +168,7 @@ async def test_a_long_body_is_sent_compressed(server: Server, kind: str) -> None
 # --- namespaces ----------------------------------------------------------------------------------
 
 
-async def test_two_namespaces_do_not_see_each_other(server: Server) -> None:
+async def test_two_namespaces_do_not_see_each_other(server: LocalServer) -> None:
     checked_topics: list[str] = []
     for name in ("first", "second"):
         async with Producer(server.namesrv_address, group="p", namespace=name) as producer:
@@ -194,7 +196,7 @@ async def test_two_namespaces_do_not_see_each_other(server: Server) -> None:
 
 
 async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
-    server: Server,
+    server: LocalServer,
 ) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
@@ -234,7 +236,7 @@ async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
     assert messages[b"a"].properties["traceparent"] == messages[b"b"].properties["traceparent"]
 
 
-def test_a_blocking_send_is_part_of_its_callers_trace(server: Server) -> None:
+def test_a_blocking_send_is_part_of_its_callers_trace(server: LocalServer) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

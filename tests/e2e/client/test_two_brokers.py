@@ -17,7 +17,6 @@ from escrowmq.client.producer.transaction import Transaction
 from escrowmq.errors import EscrowError
 from tests.support.brokers import Server
 from tests.support.clients import WAIT_S
-from tests.support.sql_bank import open_halves
 from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
@@ -148,8 +147,8 @@ async def test_a_transaction_over_two_brokers_has_one_decision_although_one_is_k
         two_brokers.second.start()
         await wait_until_async(lambda: checked)  # the killed broker checks after its restart
         expected = dict(halves) if verdict is Verdict.COMMIT else dict.fromkeys(NAMES, 0)
-        await wait_until_async(lambda: open_halves(two_brokers.second) == 0)
+        await two_brokers.second.assert_settled_async()
     await two_brokers.create_topic(topic)
     stored = await two_brokers.stored(topic)
     assert {name: len(bodies) for name, bodies in stored.items()} == expected
-    assert open_halves(two_brokers.first) == 0
+    assert two_brokers.first.open_transactions() == []

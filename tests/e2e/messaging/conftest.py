@@ -7,26 +7,26 @@ from collections.abc import Iterator
 import pytest
 
 from tests.interop.remoting import Client
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer, no_logged_tracebacks
 from tests.support.messaging import unique_numbers
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("broker")) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    directory = tmp_path_factory.mktemp("broker")
+    with no_logged_tracebacks(), LocalServer(directory=directory) as server:
         yield server
     server.assert_clean()
-    assert "Traceback" not in server.errors, server.errors
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[Client]:
+def client(server: LocalServer) -> Iterator[Client]:
     with server.client() as client:
         yield client
 
 
 @pytest.fixture
-def other(server: Server) -> Iterator[Client]:
+def other(server: LocalServer) -> Iterator[Client]:
     with server.client() as client:
         yield client
 

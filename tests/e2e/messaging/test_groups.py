@@ -9,7 +9,7 @@ import pytest
 
 from tests.interop.records import decode_records
 from tests.interop.remoting import Client, Response
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.messaging import bodies, send_v1_fields, unique_numbers
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ NOTIFY_CONSUMER_IDS_CHANGED, LOCK, UNLOCK = 40, 41, 42
 
 
 def test_the_first_message_creates_a_topic_like_its_template(
-    server: Server, client: Client
+    server: LocalServer, client: Client
 ) -> None:
     name = f"auto-{next(unique_numbers)}"
     client.expect(10, send_v1_fields(name, defaultTopicQueueNums=100), b"1")
@@ -117,7 +117,7 @@ def notifications(client: Client) -> list[str]:
 
 
 def test_members_are_listed_and_notified_of_each_other(
-    server: Server, client: Client, topic: str, group: str
+    server: LocalServer, client: Client, topic: str, group: str
 ) -> None:
     response = heartbeat(client, "c1", group, topic)
     assert response.ext_fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"

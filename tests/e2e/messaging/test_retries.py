@@ -8,7 +8,7 @@ import pytest
 
 from tests.interop.remoting import Client
 from tests.interop.script import SCHEDULE_TOPIC
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.messaging import bodies, now_ms, send_v1_fields, wait_for_messages
 
 pytestmark = pytest.mark.slow
@@ -97,14 +97,14 @@ def test_an_invalid_send_back_is_refused(
 
 
 @pytest.fixture
-def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """Run a broker for a single test."""
-    with Server(tmp_path_factory.mktemp("own")) as server:
+    with LocalServer(directory=tmp_path_factory.mktemp("own")) as server:
         yield server
     server.assert_clean()
 
 
-def test_topics_groups_offsets_and_messages_survive_a_restart(own_broker: Server) -> None:
+def test_topics_groups_offsets_and_messages_survive_a_restart(own_broker: LocalServer) -> None:
     with own_broker.client() as client:
         client.create_topic("orders", queues=3)
         client.expect(200, body=b'{"groupName":"off","consumeEnable":false}')
@@ -123,7 +123,7 @@ def test_topics_groups_offsets_and_messages_survive_a_restart(own_broker: Server
 
 
 def test_messages_due_while_the_broker_is_down_are_delivered_once_afterwards(
-    own_broker: Server,
+    own_broker: LocalServer,
 ) -> None:
     with own_broker.client() as client:
         client.create_topic("orders")
@@ -141,7 +141,7 @@ def test_messages_due_while_the_broker_is_down_are_delivered_once_afterwards(
 
 
 def test_a_restart_does_not_repeat_a_timer_that_was_due_before_an_earlier_one(
-    own_broker: Server,
+    own_broker: LocalServer,
 ) -> None:
     """The first message is due in an hour. The second is due soon and must be delivered once."""
     with own_broker.client() as client:

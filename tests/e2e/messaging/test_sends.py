@@ -9,7 +9,7 @@ import pytest
 
 from tests.interop.records import encode_properties
 from tests.interop.remoting import Client
-from tests.support.brokers import Server, next_response
+from tests.support.brokers import LocalServer, next_response
 from tests.support.messaging import bodies, now_ms, send_v1_fields, wait_for_messages
 from tests.support.waiting import wait_until
 
@@ -202,7 +202,7 @@ def test_a_reply_is_pushed_to_the_requester_and_gets_its_response(
 
 @pytest.mark.parametrize("requester", ["disconnected", "unknown"])
 def test_a_reply_to_a_requester_that_is_not_connected_is_an_error(
-    client: Client, server: Server, requester: str
+    client: Client, server: LocalServer, requester: str
 ) -> None:
     with server.client() as disconnected:
         disconnected.heartbeat("disconnected", producer_groups=("requesters",))
@@ -262,7 +262,7 @@ def test_a_body_longer_than_the_limit_is_refused(client: Client, topic: str) -> 
 
 
 def test_a_message_that_cannot_be_stored_does_not_affect_others_of_its_turn(
-    server: Server, client: Client, other: Client, topic: str
+    server: LocalServer, client: Client, other: Client, topic: str
 ) -> None:
     """Both requests arrive in the same turn, so they share one append."""
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
@@ -276,7 +276,7 @@ def test_a_message_that_cannot_be_stored_does_not_affect_others_of_its_turn(
 
 
 def test_a_zero_byte_in_the_properties_does_not_affect_others_of_its_turn(
-    server: Server, client: Client, other: Client, topic: str
+    server: LocalServer, client: Client, other: Client, topic: str
 ) -> None:
     with server.frozen():
         other.send_request(10, send_v1_fields(topic, properties="a\x01\0\x02"), b"bad", flag=0)

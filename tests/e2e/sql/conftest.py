@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.databases import DatabaseServer, MariaDB, Postgres
 from tests.support.sql_bank import tables
 
@@ -17,14 +17,9 @@ KINDS = ("sqlite", *SERVERS)
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server() -> Iterator[LocalServer]:
     """Run a broker that checks open transactions after half a second."""
-    conf = {
-        "transactionTimeOut": 500,
-        "transactionCheckInterval": 500,
-        "transactionCheckMax": 1000,
-    }
-    with Server(tmp_path_factory.mktemp("sql"), conf=conf) as server:
+    with LocalServer() as server:
         yield server
 
 

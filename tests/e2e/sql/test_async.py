@@ -27,17 +27,14 @@ from escrowmq.errors import (
 from escrowmq.sql import AsyncEscrow, AsyncInbox
 from escrowmq.sql.statements import create_tables, insert_marker, marker_table, read_or_tombstone
 from tests.e2e.sql.conftest import KINDS, url_of
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.databases import DatabaseServer
 from tests.support.sql_bank import (
     Transfer,
-    delivered_bodies,
     new_topic,
-    open_halves,
     received_message,
     tables,
     transfers,
-    wait_until_settled,
 )
 from tests.support.sql_endings import ENDINGS, save
 from tests.support.tcp_proxy import CuttingProxy
@@ -94,7 +91,7 @@ async def pay(
 
 
 async def test_row_and_messages_are_both_committed_or_neither_with_await(
-    server: Server, async_url: str
+    server: LocalServer, async_url: str
 ) -> None:
     topic = new_topic("async")
     async with (
@@ -107,7 +104,7 @@ async def test_row_and_messages_are_both_committed_or_neither_with_await(
         await pay(escrow, topic, "c", error=Rollback())
         with pytest.raises(IntegrityError):
             await pay(escrow, topic, "a")
-        assert open_halves(server) == 0
+        assert server.open_transactions() == []
         with pytest.raises(SessionEndedInBlock):
             await pay(escrow, topic, "d", commit=True)
         assert await transfer_ids(engine) == ["a", "d"]
@@ -141,7 +138,7 @@ async def _pay_and_ignore_the_error(escrow: AsyncEscrow) -> None:
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("is_reachable", [True, False], ids=["reachable", "unreachable"])
 async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
-    server: Server,
+    server: LocalServer,
     kind: str,
     database_servers: dict[str, DatabaseServer],
     tmp_path: object,
@@ -177,7 +174,7 @@ async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
 
 
 async def test_a_failure_in_the_last_flush_rolls_back_with_await(
-    server: Server, async_url: str
+    server: LocalServer, async_url: str
 ) -> None:
     topic = new_topic("async-flush")
     async with (
@@ -188,11 +185,11 @@ async def test_a_failure_in_the_last_flush_rolls_back_with_await(
             await session.execute(insert(transfers).values(id="a", amount=1))
         with pytest.raises(IntegrityError):
             await _add_and_send(escrow, topic, "a")
-        assert open_halves(server) == 0
+        assert server.open_transactions() == []
         # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
         async with engine.connect() as connection:
             assert (await connection.execute(select(marker_table.c.id))).all() == []
-    assert delivered_bodies(server, topic) == []
+    await server.assert_delivered_async(topic, [])
 
 
 async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
@@ -202,7 +199,9 @@ async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
         await tx.send(Message(topic, name.encode()))
 
 
-async def test_messages_follow_their_savepoint_with_await(server: Server, async_url: str) -> None:
+async def test_messages_follow_their_savepoint_with_await(
+    server: LocalServer, async_url: str
+) -> None:
     topic = new_topic("async-savepoint")
     async with (
         async_engine(async_url) as engine,
@@ -217,12 +216,12 @@ async def test_messages_follow_their_savepoint_with_await(server: Server, async_
             async with session.begin_nested():
                 await session.execute(insert(transfers).values(id="b", amount=1))
                 await tx.send(Message(topic, b"b"))
-        assert open_halves(server) == 0
+        assert server.open_transactions() == []
         assert await transfer_ids(engine) == ["b"]
-    assert delivered_bodies(server, topic) == [b"b"]
+    await server.assert_delivered_async(topic, [b"b"])
 
 
-async def test_messages_can_be_sent_at_the_same_time(server: Server, async_url: str) -> None:
+async def test_messages_can_be_sent_at_the_same_time(server: LocalServer, async_url: str) -> None:
     topic = new_topic("async-gather")
     async with (
         async_engine(async_url) as engine,
@@ -230,12 +229,12 @@ async def test_messages_can_be_sent_at_the_same_time(server: Server, async_url: 
         escrow.transaction() as (_, tx),
     ):
         await asyncio.gather(*(tx.send(Message(topic, b"%d" % n)) for n in range(5)))
-    assert delivered_bodies(server, topic) == [b"0", b"1", b"2", b"3", b"4"]
+    await server.assert_delivered_async(topic, [b"0", b"1", b"2", b"3", b"4"])
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_message_is_refused_after_a_commit_in_the_block_with_await(
-    server: Server, async_url: str, fails: bool
+    server: LocalServer, async_url: str, fails: bool
 ) -> None:
     topic = new_topic("async-refused")
     async with (
@@ -245,8 +244,8 @@ async def test_a_message_is_refused_after_a_commit_in_the_block_with_await(
         with pytest.raises(SessionEndedInBlock):
             await _commit_and_send(escrow, topic, fails=fails)
         assert await transfer_ids(engine) == ["a"]
-        assert open_halves(server) == 0
-    assert delivered_bodies(server, topic) == [b"a"]
+        assert server.open_transactions() == []
+    await server.assert_delivered_async(topic, [b"a"])
 
 
 async def _commit_and_send(escrow: AsyncEscrow, topic: str, *, fails: bool) -> None:
@@ -261,17 +260,17 @@ async def _commit_and_send(escrow: AsyncEscrow, topic: str, *, fails: bool) -> N
         await tx.send(Message(topic, b"b"))
 
 
-async def agree(server: Server, engine: AsyncEngine, topic: str) -> None:
+async def agree(server: LocalServer, engine: AsyncEngine, topic: str) -> None:
     """Assert that exactly the messages of saved rows are delivered."""
-    await asyncio.to_thread(wait_until_settled, server)
+    await server.assert_settled_async()
     saved = [name.encode() for name in await transfer_ids(engine)]
-    assert await asyncio.to_thread(delivered_bodies, server, topic) == saved
+    await server.assert_delivered_async(topic, saved)
 
 
 @pytest.mark.parametrize("end", ENDINGS)
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_message_is_refused_after_the_transaction_ended_in_the_block_with_await(
-    server: Server, async_url: str, end: Callable[[Session], None], fails: bool
+    server: LocalServer, async_url: str, end: Callable[[Session], None], fails: bool
 ) -> None:
     topic = new_topic("async-ended")
     refused: list[BaseException] = []
@@ -309,7 +308,7 @@ async def _end_and_send(
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_statement_that_commits_by_itself_delivers_the_message_with_await(
-    server: Server, async_url: str, fails: bool
+    server: LocalServer, async_url: str, fails: bool
 ) -> None:
     """MariaDB commits before it creates a table; the other databases do not."""
     topic = new_topic("async-implicit")
@@ -319,7 +318,7 @@ async def test_a_statement_that_commits_by_itself_delivers_the_message_with_awai
     ):
         with contextlib.suppress(ZeroDivisionError, SessionEndedInBlock):
             await _pay_and_create_table(escrow, topic, fails=fails)
-        assert await asyncio.to_thread(open_halves, server) == 0  # no check was needed
+        assert server.open_transactions() == []  # no check was needed
         await agree(server, engine, topic)
 
 
@@ -333,7 +332,7 @@ async def _pay_and_create_table(escrow: AsyncEscrow, topic: str, *, fails: bool)
 
 
 async def test_a_commit_whose_task_is_cancelled_is_decided_by_the_database(
-    server: Server, async_url: str
+    server: LocalServer, async_url: str
 ) -> None:
     topic = new_topic("async-cancelled")
     async with (
@@ -344,9 +343,9 @@ async def test_a_commit_whose_task_is_cancelled_is_decided_by_the_database(
         event.listen(engine.sync_engine, "commit", lambda _: task.cancel(), once=True)
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.to_thread(wait_until_settled, server)
+        await server.assert_settled_async()
         bodies = [b"a", b"a again"] if await transfer_ids(engine) else []
-    assert delivered_bodies(server, topic) == bodies
+    await server.assert_delivered_async(topic, bodies)
 
 
 async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_url: str) -> None:
@@ -364,7 +363,7 @@ async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_
         assert await other.run_sync(read_or_tombstone, "t", group="g") is Verdict.COMMIT
 
 
-async def test_markers_are_purged_with_await(server: Server, async_url: str) -> None:
+async def test_markers_are_purged_with_await(server: LocalServer, async_url: str) -> None:
     topic = new_topic("async-old")
     clock = ManualClock()
     async with async_engine(async_url) as engine:
@@ -387,8 +386,8 @@ async def test_markers_are_purged_with_await(server: Server, async_url: str) -> 
                 await escrow.clean_up()
                 async with engine.connect() as connection:
                     assert (await connection.execute(select(marker_table.c.id))).all() == []
-    wait_until_settled(server)
-    assert len(delivered_bodies(server, topic)) == 4
+    await server.assert_settled_async()
+    await server.assert_delivered_async(topic, count=4)
 
 
 async def test_a_redelivered_message_has_no_second_effect_with_await(async_url: str) -> None:
@@ -413,7 +412,7 @@ async def test_a_redelivered_message_has_no_second_effect_with_await(async_url: 
         assert await inbox.purge(older_than_ms=-1000) == 2
 
 
-async def test_an_inbox_runs_a_consumer_with_await(server: Server, async_url: str) -> None:
+async def test_an_inbox_runs_a_consumer_with_await(server: LocalServer, async_url: str) -> None:
     topic = new_topic("async-credits")
     async with async_engine(async_url) as engine:
         inbox = AsyncInbox(engine, group=topic)

@@ -7,14 +7,11 @@ results as a table.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,48 +19,65 @@ from rich.table import Table
 from sqlalchemy import Engine, create_engine, event
 
 from escrowmq.sql import Escrow
+from escrowmq.testing import CrashingProcess, CrashPoint, StopSignal
 from tests.e2e.sql.conftest import url_of
-from tests.support import sql_crashes as crashing
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.databases import DatabaseServer
-from tests.support.sql_bank import (
-    WAIT_S,
-    delivered_bodies,
-    new_topic,
-    open_halves,
-    saved_ids,
-    tables,
-    wait_until_settled,
+from tests.support.sql_bank import new_topic, saved_ids, tables
+from tests.support.transfers import (
+    transfer,
+    transfer_in_async_session,
+    transfer_in_atomic_block,
+    transfer_in_session,
+    transfer_on_connection,
+    transfer_on_driver_connection,
 )
-from tests.support.sql_crashes import BINDINGS, POINTS, REFUSED
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-POINTS_AFTER_COMMIT = (crashing.AFTER_COMMIT, crashing.BEFORE_END, crashing.AFTER_END)
-POINTS_AFTER_HALF = (crashing.AFTER_HALF, crashing.BEFORE_COMMIT, *POINTS_AFTER_COMMIT)
+POINTS = tuple(CrashPoint)
+POINTS_AFTER_COMMIT = (CrashPoint.AFTER_COMMIT, CrashPoint.BEFORE_END, CrashPoint.AFTER_END)
+POINTS_AFTER_HALF = (CrashPoint.AFTER_HALF, CrashPoint.BEFORE_COMMIT, *POINTS_AFTER_COMMIT)
 MAIN_POINTS = (
-    crashing.AFTER_MARKER,
-    crashing.AFTER_HALF,
-    crashing.BEFORE_COMMIT,
-    crashing.BEFORE_END,
+    CrashPoint.AFTER_MARKER,
+    CrashPoint.AFTER_HALF,
+    CrashPoint.BEFORE_COMMIT,
+    CrashPoint.BEFORE_END,
 )
-JOINS = [binding for binding in BINDINGS if binding != "transaction"]
+Transfer = Callable[[str, str, str], Any]
+JOINING: tuple[Transfer, ...] = (
+    transfer_in_session,
+    transfer_in_async_session,
+    transfer_on_connection,
+    transfer_on_driver_connection,
+    transfer_in_atomic_block,
+)
+KILL, FREEZE = StopSignal.KILL, StopSignal.FREEZE
 CHECKS = 2  # that are sent while the owner is frozen
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    """Run a broker that checks when the test says so: no process answers before it is stopped."""
+    with LocalServer({"transactionTimeOut": 3_600_000}) as server:
+        yield server
 
 
 @dataclass
 class Crash:
-    """A process that is killed or frozen at `point`; this process is in the same group."""
+    """A process that is killed or frozen; this process is in the same group."""
 
     database: str
-    point: str
-    how: str
+    process: CrashingProcess
     engine: Engine
     escrow: Escrow
     name: str
-    child: subprocess.Popen[bytes]
     checks: int = 0
+
+    @property
+    def point(self) -> CrashPoint:
+        return self.process.point
 
     def count_checks(self) -> None:
         """Count the checks that this process answers, by their queries of the marker."""
@@ -75,84 +89,66 @@ class Crash:
         event.listen(self.engine, "before_cursor_execute", count)
 
 
-def wait_for_point(crash: Crash) -> None:
-    """Wait until the process is killed or frozen at its point."""
-    _, status = os.waitpid(crash.child.pid, os.WUNTRACED)
-    if crash.how == "kill":
-        crash.child.returncode = -os.WTERMSIG(status)
-        assert os.WTERMSIG(status) == signal.SIGKILL, crash
-    else:
-        assert os.WIFSTOPPED(status), (crash, status)
-
-
-def expected_checks(point: str) -> int:
+def expected_checks(point: CrashPoint) -> int:
     """Return how many checks to wait for while the process is frozen at this point."""
-    if point == crashing.AFTER_END or point not in POINTS_AFTER_HALF:
+    if point == CrashPoint.AFTER_END or point not in POINTS_AFTER_HALF:
         return 0
     # After the commit the first check finds the marker and decides.
     return 1 if point in POINTS_AFTER_COMMIT else CHECKS
 
 
-def resume(crash: Crash) -> int:
+def resume(server: LocalServer, crash: Crash) -> int:
     """Resume a frozen process after some checks, and return its exit code."""
     count = expected_checks(crash.point)
+    server.check_back_now(crash.name)
     wait_until(lambda: crash.checks >= count, f"{count} checks of {crash.name}")
-    crash.child.send_signal(signal.SIGCONT)
-    return crash.child.wait(WAIT_S)
-
-
-@pytest.fixture
-def crashes() -> Iterator[list[Crash]]:
-    """Yield a list for the processes of a test; those that still run at its end are killed."""
-    running: list[Crash] = []
-    yield running
-    for crash in running:
-        if crash.child.returncode is None and crash.child.poll() is None:
-            crash.child.kill()
-            crash.child.wait()
+    crash.process.resume()
+    return crash.process.wait()
 
 
 def start(
     stack: ExitStack,
-    server: Server,
+    server: LocalServer,
+    make_transfer: Transfer,
     url: str,
     kind: str,
-    point: str,
-    how: str,
-    binding: str,
+    point: CrashPoint,
+    stop_signal: StopSignal,
     *,
     url_options: str = "",
 ) -> Crash:
     engine = create_engine(url)
     stack.callback(engine.dispose)
     tables.create_all(engine)
-    name = new_topic(f"{binding}-{kind}-{how}-{point}".replace(" ", "-"))
-    escrow = stack.enter_context(Escrow(engine, server.namesrv_address, group=name))
-    module = "tests.support.sql_crashes"
-    arguments = [url + url_options, server.namesrv_address, name, point, how, binding]
-    child = subprocess.Popen([sys.executable, "-m", module, *arguments])
-    crash = Crash(kind, point, how, engine, escrow, name, child)
+    name = new_topic(f"{make_transfer.__name__}-{kind}-{stop_signal.name}-{point.name}")
+    escrow = stack.enter_context(Escrow(engine, server.servers, group=name))
+    arguments = (url + url_options, server.servers, name)
+    process = stack.enter_context(CrashingProcess(point, stop_signal, make_transfer, *arguments))
+    crash = Crash(kind, process, engine, escrow, name)
     crash.count_checks()
     return crash
 
 
-def print_table(server: Server, crashes: list[Crash]) -> None:
+def print_table(server: LocalServer, crashes: list[Crash]) -> None:
     table = Table("database", "stopped", "at", "row", "message", "checks")
     for crash in crashes:
         row = "committed" if crash.name in saved_ids(crash.engine) else "-"
-        message = "delivered_bodies" if delivered_bodies(server, crash.name) else "-"
-        table.add_row(crash.database, crash.how, crash.point, row, message, str(crash.checks))
+        message = "delivered" if server.messages(crash.name) else "-"
+        stopped = crash.process.stop_signal.name
+        table.add_row(crash.database, stopped, crash.point, row, message, str(crash.checks))
     Console(width=100).print(table)
 
 
-def assert_agreement(server: Server, crashes: list[Crash]) -> None:
+def assert_agreement(server: LocalServer, crashes: list[Crash]) -> None:
     """Check that each message was delivered if and only if its row was committed."""
-    wait_until_settled(server)
+    server.check_back_now()
+    server.assert_settled()
     print_table(server, crashes)
     for crash in crashes:
         is_saved = crash.name in saved_ids(crash.engine)
-        assert is_saved == (crash.how == "freeze" or crash.point in POINTS_AFTER_COMMIT), crash
-        assert delivered_bodies(server, crash.name) == ([b"paid"] if is_saved else []), crash
+        is_frozen = crash.process.stop_signal is FREEZE
+        assert is_saved == (is_frozen or crash.point in POINTS_AFTER_COMMIT), crash
+        server.assert_delivered(crash.name, [b"paid"] if is_saved else [])
 
 
 def urls(kind: str, database_servers: dict[str, DatabaseServer], tmp_path: Path) -> Iterator[str]:
@@ -166,64 +162,67 @@ def urls(kind: str, database_servers: dict[str, DatabaseServer], tmp_path: Path)
 
 
 CASES = [
-    pytest.param("transaction", "sqlite", "kill", POINTS),
-    pytest.param("transaction", "sqlite", "freeze", MAIN_POINTS),
-    pytest.param("transaction", "postgresql", "kill", MAIN_POINTS),
-    pytest.param("transaction", "postgresql", "freeze", MAIN_POINTS[1::2]),
-    *(pytest.param(binding, "postgresql", "kill", MAIN_POINTS) for binding in JOINS),
+    pytest.param(transfer, "sqlite", KILL, POINTS),
+    pytest.param(transfer, "sqlite", FREEZE, MAIN_POINTS),
+    pytest.param(transfer, "postgresql", KILL, MAIN_POINTS),
+    pytest.param(transfer, "postgresql", FREEZE, MAIN_POINTS[1::2]),
+    *(pytest.param(joining, "postgresql", KILL, MAIN_POINTS) for joining in JOINING),
     *(
-        pytest.param(binding, kind, how, POINTS, marks=pytest.mark.nightly)
-        for binding in BINDINGS
+        pytest.param(make_transfer, kind, stop_signal, POINTS, marks=pytest.mark.nightly)
+        for make_transfer in (transfer, *JOINING)
         for kind in ("sqlite", "postgresql", "mariadb")
-        for how in ("kill", "freeze")
-        if (binding, kind, how) != ("transaction", "sqlite", "kill")
+        for stop_signal in (KILL, FREEZE)
+        if (make_transfer, kind, stop_signal) != (transfer, "sqlite", KILL)
     ),
 ]
 
 
-@pytest.mark.parametrize(("binding", "kind", "how", "points"), CASES)
+@pytest.mark.parametrize(("make_transfer", "kind", "stop_signal", "points"), CASES)
 def test_database_and_message_agree_after_a_kill_or_a_freeze(
-    server: Server,
+    server: LocalServer,
     database_servers: dict[str, DatabaseServer],
     tmp_path: Path,
-    crashes: list[Crash],
-    binding: str,
+    make_transfer: Transfer,
     kind: str,
-    how: str,
-    points: tuple[str, ...],
+    stop_signal: StopSignal,
+    points: tuple[CrashPoint, ...],
 ) -> None:
     database_urls = urls(kind, database_servers, tmp_path)
     with ExitStack() as stack:
-        for point in points:
-            crashes.append(start(stack, server, next(database_urls), kind, point, how, binding))
+        crashes = [
+            start(stack, server, make_transfer, next(database_urls), kind, point, stop_signal)
+            for point in points
+        ]
         for crash in crashes:
-            wait_for_point(crash)
-        if how == "freeze":
+            crash.process.wait_for_point()
+        if stop_signal is FREEZE:
             for crash in crashes:
-                assert resume(crash) == 0, crash
+                assert resume(server, crash) == 0, crash.process.errors
         assert_agreement(server, crashes)
 
 
-@pytest.mark.parametrize("binding", ["transaction", "session", "driver"])
+@pytest.mark.parametrize(
+    "make_transfer", [transfer, transfer_in_session, transfer_on_driver_connection]
+)
 def test_an_owner_whose_session_ended_while_it_was_frozen_fails(
-    server: Server,
+    server: LocalServer,
     database_servers: dict[str, DatabaseServer],
     tmp_path: Path,
-    crashes: list[Crash],
-    binding: str,
+    make_transfer: Transfer,
 ) -> None:
     """The database gives the lock to the checker, and refuses the owner when it is resumed."""
     url = url_of("postgresql", database_servers, tmp_path)
     timeout = "?options=-c%20idle_in_transaction_session_timeout%3D500"
     with ExitStack() as stack:
         crash = start(
-            *(stack, server, url, "postgresql", crashing.AFTER_HALF, "freeze", binding),
+            *(stack, server, make_transfer, url, "postgresql", CrashPoint.AFTER_HALF, FREEZE),
             url_options=timeout,
         )
-        crashes.append(crash)
-        wait_for_point(crash)
-        wait_until(lambda: open_halves(server) == 0, "the transaction is rolled back")
-        crash.child.send_signal(signal.SIGCONT)
-        assert crash.child.wait(WAIT_S) == REFUSED
+        crash.process.wait_for_point()
+        server.check_back_now(crash.name)
+        server.assert_settled()
+        crash.process.resume()
+        assert crash.process.wait() == 1
+        assert "idle-in-transaction timeout" in crash.process.errors
         assert saved_ids(crash.engine) == []
-        assert delivered_bodies(server, crash.name) == []
+        server.assert_delivered(crash.name, [])

@@ -30,16 +30,15 @@ from escrowmq.errors import (
     TransportError,
 )
 from escrowmq.sql import metadata
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.sql_bank import (
     delivered_bodies,
     new_topic,
     open_halves,
     saved_ids,
-    wait_until_settled,
 )
-from tests.support.sql_crashes import open_driver_connection
 from tests.support.tcp_proxy import CuttingProxy
+from tests.support.transfers import open_driver_connection
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +64,7 @@ def topic() -> str:
 
 
 @pytest.fixture
-def escrow(server: Server, connect: Connect, topic: str) -> Iterator[Escrow]:
+def escrow(server: LocalServer, connect: Connect, topic: str) -> Iterator[Escrow]:
     with Escrow(connect, server.namesrv_address, group=topic) as escrow:
         yield escrow
 
@@ -92,15 +91,15 @@ def pay(
     return tx
 
 
-def agree(server: Server, engine: Engine, topic: str) -> None:
+def agree(server: LocalServer, engine: Engine, topic: str) -> None:
     """Assert that exactly the messages of saved rows are delivered."""
-    wait_until_settled(server)
+    server.assert_settled()
     saved = [name.encode() for name in saved_ids(engine)]
     assert delivered_bodies(server, topic) == saved
 
 
 def test_row_and_messages_are_both_committed_or_neither(
-    server: Server, engine: Engine, escrow: Escrow, connection: Any, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, connection: Any, topic: str
 ) -> None:
     save(connection, "before")  # in the transaction that is joined
     tx = pay(escrow, connection, topic, "a")
@@ -117,7 +116,7 @@ def test_row_and_messages_are_both_committed_or_neither(
 
 
 def test_code_without_a_block_commits_or_rolls_back(
-    server: Server, engine: Engine, escrow: Escrow, connection: Any, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, connection: Any, topic: str
 ) -> None:
     for name, end in (("a", JoinedMessages.commit), ("b", JoinedMessages.rollback)):
         tx = escrow.join(connection)
@@ -139,7 +138,7 @@ def test_code_without_a_block_commits_or_rolls_back(
 @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_messages_follow_a_connection_that_ends_by_itself(
-    server: Server,
+    server: LocalServer,
     engine: Engine,
     escrow: Escrow,
     connect: Connect,
@@ -167,7 +166,7 @@ def _end_and_send(escrow: Escrow, connection: Any, topic: str, end: str, *, fail
 
 
 def test_a_commit_without_the_escrow_is_delivered_by_a_check(
-    server: Server, engine: Engine, escrow: Escrow, connection: Any, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, connection: Any, topic: str
 ) -> None:
     tx = escrow.join(connection)
     save(connection, "a")
@@ -177,7 +176,7 @@ def test_a_commit_without_the_escrow_is_delivered_by_a_check(
 
 
 def test_a_savepoint_that_was_rolled_back_rolls_everything_back(
-    server: Server, engine: Engine, escrow: Escrow, connection: Any, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, connection: Any, topic: str
 ) -> None:
     with contextlib.suppress(SessionEndedInBlock, *DRIVER_ERRORS), escrow.join(connection) as tx:
         save(connection, "a")
@@ -191,7 +190,7 @@ def test_a_savepoint_that_was_rolled_back_rolls_everything_back(
 
 
 def test_a_message_that_was_not_sent_rolls_back(
-    server: Server, engine: Engine, connect: Connect, connection: Any
+    server: LocalServer, engine: Engine, connect: Connect, connection: Any
 ) -> None:
     with Escrow(connect, "127.0.0.1:1", group="unreachable", retries=0) as escrow:
         with pytest.raises(TransportError):
@@ -209,7 +208,7 @@ def _pay_and_ignore_the_error(escrow: Escrow, connection: Any) -> None:
 
 
 def test_a_commit_without_a_response_is_resolved_by_the_marker(
-    server: Server, engine: Engine, topic: str
+    server: LocalServer, engine: Engine, topic: str
 ) -> None:
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite is not behind a network")
@@ -241,7 +240,7 @@ def lose_next_commit(connection: Any, proxy: CuttingProxy) -> None:
 
 
 def test_rows_of_a_connection_may_be_of_any_kind(
-    server: Server, engine: Engine, connect: Connect, topic: str
+    server: LocalServer, engine: Engine, connect: Connect, topic: str
 ) -> None:
     def connect_with_dictionaries() -> Any:
         connection = connect()
@@ -286,7 +285,7 @@ def test_a_connection_of_another_driver_is_named(escrow: Escrow) -> None:
         escrow.join(other)
 
 
-def test_an_in_memory_database_is_refused(server: Server) -> None:
+def test_an_in_memory_database_is_refused(server: LocalServer) -> None:
     with pytest.raises((ConfigError, sqlite3.Error)):
         Escrow(lambda: sqlite3.connect(":memory:"), server.namesrv_address, group="memory")
 
@@ -312,7 +311,7 @@ def test_the_table_is_that_of_sqlalchemy(
 
 
 def test_old_markers_are_purged(
-    server: Server, engine: Engine, connect: Connect, connection: Any, topic: str
+    server: LocalServer, engine: Engine, connect: Connect, connection: Any, topic: str
 ) -> None:
     clock = ManualClock()
     with Escrow(connect, server.namesrv_address, group=topic, clock=clock) as escrow:
@@ -344,7 +343,7 @@ def test_the_binding_does_not_import_sqlalchemy() -> None:
     assert run.stdout == "[]\n"
 
 
-def test_a_database_that_cannot_be_reached_is_named(server: Server) -> None:
+def test_a_database_that_cannot_be_reached_is_named(server: LocalServer) -> None:
     def connect() -> Any:
         raise sqlite3.OperationalError("unable to open database file")
 
@@ -353,7 +352,12 @@ def test_a_database_that_cannot_be_reached_is_named(server: Server) -> None:
 
 
 def test_another_process_can_start_while_a_transaction_is_open(
-    server: Server, engine: Engine, escrow: Escrow, connect: Connect, connection: Any, topic: str
+    server: LocalServer,
+    engine: Engine,
+    escrow: Escrow,
+    connect: Connect,
+    connection: Any,
+    topic: str,
 ) -> None:
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite locks the whole file")

@@ -26,15 +26,9 @@ from escrowmq.django import escrow as shared
 from escrowmq.errors import ConfigError, SessionEndedInBlock, TransportError
 from escrowmq.sql import metadata
 from tests.e2e.sql.conftest import url_of
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.databases import DatabaseServer, MariaDB, Postgres
-from tests.support.sql_bank import (
-    delivered_bodies,
-    new_topic,
-    open_halves,
-    received_message,
-    wait_until_settled,
-)
+from tests.support.sql_bank import delivered_bodies, new_topic, open_halves, received_message
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +43,7 @@ SERVER_ALIASES: dict[str, tuple[str, type[DatabaseServer]]] = {
 def databases(
     tmp_path_factory: pytest.TempPathFactory,
     database_servers: dict[str, DatabaseServer],
-    server: Server,
+    server: LocalServer,
 ) -> Iterator[None]:
     """Configure Django. Settings belong to the process and are set once."""
     directory = tmp_path_factory.mktemp("django")
@@ -123,7 +117,7 @@ def pay(
     return tx
 
 
-def test_row_and_message_are_both_committed_or_neither(server: Server, alias: str) -> None:
+def test_row_and_message_are_both_committed_or_neither(server: LocalServer, alias: str) -> None:
     topic = new_topic("django")
     tx = pay(alias, topic, "a")
     assert tx.outcome is not None
@@ -134,12 +128,12 @@ def test_row_and_message_are_both_committed_or_neither(server: Server, alias: st
     with pytest.raises(IntegrityError):
         pay(alias, topic, "a")
     assert first_column(alias) == ["a"]
-    assert delivered_bodies(server, topic) == [b"a"]
-    assert open_halves(server) == 0
+    server.assert_delivered(topic, [b"a"])
+    assert server.open_transactions() == []
     assert first_column(alias, "SELECT outcome FROM escrowmq_marker") == ["committed"]
 
 
-def test_a_block_inside_a_block_waits_for_the_outermost(server: Server, alias: str) -> None:
+def test_a_block_inside_a_block_waits_for_the_outermost(server: LocalServer, alias: str) -> None:
     topic = new_topic("nested")
     with transaction.atomic(using=alias):
         tx = pay(alias, topic, "a")
@@ -150,22 +144,22 @@ def test_a_block_inside_a_block_waits_for_the_outermost(server: Server, alias: s
             pay(alias, topic, "c")
             outer.send(Message(topic, b"outer"))
         assert tx.outcome is None
-        assert delivered_bodies(server, topic) == []
+        server.assert_delivered(topic, [])
     assert tx.outcome is not None
     assert first_column(alias) == ["a", "c"]
-    assert delivered_bodies(server, topic) == [b"a", b"c", b"outer"]
-    assert open_halves(server) == 0
+    server.assert_delivered(topic, [b"a", b"c", b"outer"])
+    assert server.open_transactions() == []
 
 
 def test_the_messages_of_an_outer_block_that_fails_are_rolled_back_by_a_check(
-    server: Server, alias: str
+    server: LocalServer, alias: str
 ) -> None:
     topic = new_topic("outer")
     with pytest.raises(ZeroDivisionError):
         _pay_and_fail_in_outer_block(alias, topic)
-    wait_until_settled(server)
+    server.assert_settled()
     assert first_column(alias) == []
-    assert delivered_bodies(server, topic) == []
+    server.assert_delivered(topic, [])
     assert first_column(alias, "SELECT outcome FROM escrowmq_marker") == ["tombstone"]
 
 
@@ -175,7 +169,7 @@ def _pay_and_fail_in_outer_block(alias: str, topic: str) -> None:
         raise ZeroDivisionError
 
 
-def test_set_rollback_also_rolls_the_messages_back(server: Server, alias: str) -> None:
+def test_set_rollback_also_rolls_the_messages_back(server: LocalServer, alias: str) -> None:
     topic = new_topic("quiet")
     with shared.atomic(using=alias) as tx:
         save(alias, "a")
@@ -184,35 +178,35 @@ def test_set_rollback_also_rolls_the_messages_back(server: Server, alias: str) -
     assert tx.outcome is not None
     assert (tx.outcome.verdict, tx.outcome.acknowledged) == (Verdict.ROLLBACK, True)
     assert first_column(alias) == []
-    assert delivered_bodies(server, topic) == []
+    server.assert_delivered(topic, [])
 
 
 def test_hooks_of_the_application_run_after_the_messages_are_ended(
-    server: Server, alias: str
+    server: LocalServer, alias: str
 ) -> None:
     topic = new_topic("hooks")
-    seen: list[list[bytes]] = []
+    seen: list[list[ReceivedMessage]] = []
     with shared.atomic(using=alias) as tx:
-        transaction.on_commit(lambda: seen.append(delivered_bodies(server, topic)), using=alias)
+        transaction.on_commit(lambda: seen.append(server.messages(topic)), using=alias)
         tx.send(Message(topic, b"a"))
-    assert seen == [[b"a"]]
+    assert [[message.body for message in messages] for messages in seen] == [[b"a"]]
 
 
 def test_without_autocommit_an_explicit_commit_delivers_the_messages(
-    server: Server, alias: str
+    server: LocalServer, alias: str
 ) -> None:
     topic = new_topic("explicit")
     transaction.set_autocommit(False, using=alias)
     try:
         pay(alias, topic, "a")
-        assert delivered_bodies(server, topic) == []
+        server.assert_delivered(topic, [])
         transaction.commit(using=alias)
     finally:
         transaction.set_autocommit(True, using=alias)
-    assert delivered_bodies(server, topic) == [b"a"]
+    server.assert_delivered(topic, [b"a"])
 
 
-def test_a_commit_that_fails_is_resolved_by_the_marker(server: Server, alias: str) -> None:
+def test_a_commit_that_fails_is_resolved_by_the_marker(server: LocalServer, alias: str) -> None:
     """SQLite and PostgreSQL check deferred constraints only at the commit."""
     if connections[alias].vendor == "mysql":
         pytest.skip("MariaDB has no deferred constraints")
@@ -225,8 +219,8 @@ def test_a_commit_that_fails_is_resolved_by_the_marker(server: Server, alias: st
         )
     with pytest.raises(IntegrityError):
         _send_an_orphan(alias, topic)
-    assert open_halves(server) == 0
-    assert delivered_bodies(server, topic) == []
+    assert server.open_transactions() == []
+    server.assert_delivered(topic, [])
     with connections[alias].cursor() as cursor:
         cursor.execute("DROP TABLE child")
 
@@ -253,7 +247,9 @@ def test_an_unknown_setting_is_named(databases: None) -> None:
         settings.ESCROWMQ = original
 
 
-def test_old_markers_are_purged_by_the_clock_of_their_database(server: Server, alias: str) -> None:
+def test_old_markers_are_purged_by_the_clock_of_their_database(
+    server: LocalServer, alias: str
+) -> None:
     pay(alias, new_topic("old"), "a")
     clock = ManualClock()
     escrow = Escrow(clock)
@@ -267,13 +263,13 @@ def test_old_markers_are_purged_by_the_clock_of_their_database(server: Server, a
     assert first_column(alias, "SELECT id FROM escrowmq_marker") == []
 
 
-def agree(server: Server, alias: str, topic: str) -> None:
+def agree(server: LocalServer, alias: str, topic: str) -> None:
     """Assert that exactly the messages of saved rows are delivered."""
-    wait_until_settled(server)
-    assert delivered_bodies(server, topic) == [str(name).encode() for name in first_column(alias)]
+    server.assert_settled()
+    server.assert_delivered(topic, [str(name).encode() for name in first_column(alias)])
 
 
-def test_messages_follow_their_savepoint(server: Server, alias: str) -> None:
+def test_messages_follow_their_savepoint(server: LocalServer, alias: str) -> None:
     topic = new_topic("savepoint")
     with shared.atomic(using=alias) as tx:
         save(alias, "a")
@@ -287,13 +283,13 @@ def test_messages_follow_their_savepoint(server: Server, alias: str) -> None:
         with transaction.atomic(using=alias, savepoint=False):
             save(alias, "d")
             tx.send(Message(topic, b"d"))
-    assert open_halves(server) == 0
+    assert server.open_transactions() == []
     assert first_column(alias) == ["a", "b", "d"]
     agree(server, alias, topic)
 
 
 def test_a_savepoint_without_a_block_never_delivers_what_it_rolled_back(
-    server: Server, alias: str
+    server: LocalServer, alias: str
 ) -> None:
     topic = new_topic("plain")
     with contextlib.suppress(SessionEndedInBlock, DatabaseError):
@@ -314,7 +310,7 @@ def _roll_back_to_a_plain_savepoint(alias: str, topic: str) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_statement_that_commits_by_itself_delivers_the_message(
-    server: Server, alias: str, fails: bool, is_nested: bool
+    server: LocalServer, alias: str, fails: bool, is_nested: bool
 ) -> None:
     """MariaDB commits before it creates a table; the other databases do not."""
     topic = new_topic("implicit")
@@ -340,7 +336,7 @@ def _pay_and_create_table(alias: str, topic: str, *, fails: bool, is_nested: boo
 @pytest.mark.parametrize("sql", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_message_is_refused_after_the_transaction_ended_in_the_block(
-    server: Server, alias: str, sql: str, fails: bool
+    server: LocalServer, alias: str, sql: str, fails: bool
 ) -> None:
     topic = new_topic("ended")
     with pytest.raises(SessionEndedInBlock):
@@ -360,7 +356,7 @@ def _end_and_send(alias: str, topic: str, sql: str, *, fails: bool) -> None:
 
 
 def test_an_outer_block_that_the_database_gave_up_delivers_nothing(
-    server: Server, alias: str
+    server: LocalServer, alias: str
 ) -> None:
     """PostgreSQL answers the COMMIT of an aborted transaction with a rollback, not an error."""
     topic = new_topic("aborted")
@@ -382,7 +378,7 @@ def pay_joined(alias: str, topic: str, name: str) -> TransactionMessages:
     return tx
 
 
-def test_joined_messages_follow_the_atomic_block_that_runs(server: Server, alias: str) -> None:
+def test_joined_messages_follow_the_atomic_block_that_runs(server: LocalServer, alias: str) -> None:
     topic = new_topic("join")
     with transaction.atomic(using=alias):
         with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=alias):
@@ -404,7 +400,7 @@ def test_joined_messages_follow_the_atomic_block_that_runs(server: Server, alias
 
 
 def test_what_was_joined_in_a_savepoint_that_failed_can_be_used_outside(
-    server: Server, alias: str
+    server: LocalServer, alias: str
 ) -> None:
     topic = new_topic("join-outside")
     with transaction.atomic(using=alias):
@@ -417,7 +413,9 @@ def test_what_was_joined_in_a_savepoint_that_failed_can_be_used_outside(
     agree(server, alias, topic)
 
 
-def test_an_atomic_block_that_fails_rolls_joined_messages_back(server: Server, alias: str) -> None:
+def test_an_atomic_block_that_fails_rolls_joined_messages_back(
+    server: LocalServer, alias: str
+) -> None:
     topic = new_topic("join-fails")
     with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=alias):
         pay_joined(alias, topic, "a")
@@ -432,7 +430,7 @@ def test_an_atomic_block_that_fails_rolls_joined_messages_back(server: Server, a
 
 
 def test_a_block_of_the_escrow_and_what_joins_it_have_the_same_messages(
-    server: Server, alias: str
+    server: LocalServer, alias: str
 ) -> None:
     topic = new_topic("join-block")
     with transaction.atomic(using=alias):
@@ -450,7 +448,7 @@ def test_joining_without_an_atomic_block_is_refused(alias: str) -> None:
 
 
 def test_a_message_that_was_not_sent_rolls_the_atomic_block_back(
-    server: Server, alias: str, monkeypatch: pytest.MonkeyPatch
+    server: LocalServer, alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unreachable = {"servers": "127.0.0.1:1", "options": {"retries": 0}}
     monkeypatch.setattr(settings, "ESCROWMQ", {**settings.ESCROWMQ, **unreachable})
@@ -464,7 +462,7 @@ def test_a_message_that_was_not_sent_rolls_the_atomic_block_back(
 
 
 def test_a_joined_block_that_the_database_gave_up_delivers_nothing(
-    server: Server, alias: str
+    server: LocalServer, alias: str
 ) -> None:
     """PostgreSQL answers the COMMIT of an aborted transaction with a rollback, not an error."""
     topic = new_topic("join-aborted")

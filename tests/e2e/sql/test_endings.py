@@ -14,13 +14,10 @@ from escrowmq import Message, Rollback, Verdict
 from escrowmq.database.transaction import TransactionMessages
 from escrowmq.errors import EscrowError, SessionEndedInBlock, TransactionConflict
 from escrowmq.sql import Escrow
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.sql_bank import (
-    delivered_bodies,
     new_topic,
-    open_halves,
     saved_ids,
-    wait_until_settled,
 )
 from tests.support.sql_endings import ENDINGS, commit_by_driver, save
 from tests.support.tcp_proxy import CuttingProxy
@@ -28,22 +25,22 @@ from tests.support.tcp_proxy import CuttingProxy
 pytestmark = pytest.mark.slow
 
 
-def agree(server: Server, engine: Engine, topic: str) -> None:
+def agree(server: LocalServer, engine: Engine, topic: str) -> None:
     """Assert that exactly the messages of saved rows are delivered."""
-    wait_until_settled(server)
-    assert delivered_bodies(server, topic) == [name.encode() for name in saved_ids(engine)]
+    server.assert_settled()
+    server.assert_delivered(topic, [name.encode() for name in saved_ids(engine)])
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_statement_that_commits_by_itself_delivers_the_message(
-    server: Server, engine: Engine, fails: bool
+    server: LocalServer, engine: Engine, fails: bool
 ) -> None:
     """MariaDB commits before it creates a table; the other databases do not."""
     topic = new_topic("implicit")
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:
         with contextlib.suppress(ZeroDivisionError, SessionEndedInBlock):
             _pay_and_create_table(escrow, topic, fails=fails)
-        assert open_halves(server) == 0  # the marker was asked at once, no check was needed
+        assert server.open_transactions() == []  # the marker was asked at once, no check was needed
         agree(server, engine, topic)
 
 
@@ -56,7 +53,7 @@ def _pay_and_create_table(escrow: Escrow, topic: str, *, fails: bool) -> None:
             raise ZeroDivisionError
 
 
-def test_a_quiet_rollback_after_a_commit_is_reported(server: Server, sqlite: Engine) -> None:
+def test_a_quiet_rollback_after_a_commit_is_reported(server: LocalServer, sqlite: Engine) -> None:
     topic = new_topic("quiet")
     with Escrow(sqlite, server.namesrv_address, group=topic) as escrow:
         with pytest.raises(SessionEndedInBlock):
@@ -75,7 +72,7 @@ def _commit_and_roll_back_quietly(escrow: Escrow, topic: str) -> None:
 @pytest.mark.parametrize("end", ENDINGS)
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_message_is_refused_after_the_transaction_ended_in_the_block(
-    server: Server, engine: Engine, end: Callable[[Session], None], fails: bool
+    server: LocalServer, engine: Engine, end: Callable[[Session], None], fails: bool
 ) -> None:
     topic = new_topic("ended")
     refused: list[BaseException] = []
@@ -108,17 +105,17 @@ def _end_and_send(
             raise ZeroDivisionError
 
 
-def test_a_message_is_refused_after_the_block(server: Server, sqlite: Engine) -> None:
+def test_a_message_is_refused_after_the_block(server: LocalServer, sqlite: Engine) -> None:
     with Escrow(sqlite, server.namesrv_address, group="g-after") as escrow:
         with escrow.transaction() as (_, tx):
             pass
         with pytest.raises(TransactionConflict):
             tx.send(Message("t", b"late"))
-    assert open_halves(server) == 0
+    assert server.open_transactions() == []
 
 
 def test_a_transaction_that_the_database_gave_up_is_not_committed(
-    server: Server, engine: Engine
+    server: LocalServer, engine: Engine
 ) -> None:
     """PostgreSQL answers the COMMIT of an aborted transaction with a rollback, not an error."""
     topic = new_topic("aborted")
@@ -139,7 +136,7 @@ def _pay_and_ignore_an_error(escrow: Escrow, topic: str) -> None:
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_interrupted_commit_is_decided_by_the_database(
-    server: Server, engine: Engine, interrupt: type[BaseException], moment: str
+    server: LocalServer, engine: Engine, interrupt: type[BaseException], moment: str
 ) -> None:
     topic = new_topic("interrupted")
 
@@ -163,7 +160,7 @@ def _pay(escrow: Escrow, topic: str) -> None:
 
 
 def test_a_database_that_cannot_be_asked_leaves_the_message_to_a_check(
-    server: Server, engine: Engine
+    server: LocalServer, engine: Engine
 ) -> None:
     topic = new_topic("unasked")
     if engine.dialect.name == "sqlite":
@@ -208,7 +205,7 @@ def fail_in_savepoint(session: Session, tx: TransactionMessages, topic: str, nam
         raise ZeroDivisionError
 
 
-def test_messages_follow_their_savepoint(server: Server, engine: Engine) -> None:
+def test_messages_follow_their_savepoint(server: LocalServer, engine: Engine) -> None:
     topic = new_topic("savepoint")
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:
         with escrow.transaction() as (session, tx):
@@ -227,12 +224,12 @@ def test_messages_follow_their_savepoint(server: Server, engine: Engine) -> None
             tx.send(Message(topic, b"g"))
         assert tx.outcome is not None
         assert (tx.outcome.verdict, tx.outcome.acknowledged) == (Verdict.COMMIT, True)
-        assert open_halves(server) == 0
+        assert server.open_transactions() == []
         assert saved_ids(engine) == ["a", "b", "f", "g"]
         agree(server, engine, topic)
 
 
-def test_messages_only_in_savepoints_are_decided_too(server: Server, engine: Engine) -> None:
+def test_messages_only_in_savepoints_are_decided_too(server: LocalServer, engine: Engine) -> None:
     topic = new_topic("only")
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:
         with escrow.transaction() as (session, tx):
@@ -241,13 +238,13 @@ def test_messages_only_in_savepoints_are_decided_too(server: Server, engine: Eng
         with contextlib.suppress(ZeroDivisionError), escrow.transaction() as (session, tx):
             pay_in_savepoint(session, tx, topic, "c")
             raise ZeroDivisionError
-        assert open_halves(server) == 0
+        assert server.open_transactions() == []
         assert saved_ids(engine) == ["a"]
         agree(server, engine, topic)
 
 
 def test_a_crash_after_the_commit_does_not_deliver_a_savepoint_that_was_rolled_back(
-    server: Server, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    server: LocalServer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic("crash")
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:
@@ -262,7 +259,7 @@ def test_a_crash_after_the_commit_does_not_deliver_a_savepoint_that_was_rolled_b
         assert saved_ids(engine) == ["a", "c"]
 
 
-def test_a_savepoint_of_the_connection_counts_too(server: Server, engine: Engine) -> None:
+def test_a_savepoint_of_the_connection_counts_too(server: LocalServer, engine: Engine) -> None:
     topic = new_topic("core")
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:
         with escrow.transaction() as (session, tx):
@@ -277,7 +274,7 @@ def test_a_savepoint_of_the_connection_counts_too(server: Server, engine: Engine
 
 
 def test_a_savepoint_in_plain_sql_never_delivers_what_it_rolled_back(
-    server: Server, engine: Engine
+    server: LocalServer, engine: Engine
 ) -> None:
     topic = new_topic("plain")
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:

@@ -24,18 +24,15 @@ from escrowmq.errors import (
 from escrowmq.sql import Escrow
 from escrowmq.sql.statements import marker_table
 from tests.e2e.sql.conftest import url_of
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.databases import DatabaseServer
 from tests.support.sql_bank import (
     Transfer,
-    delivered_bodies,
     new_topic,
-    open_halves,
     pay,
     saved_ids,
     tables,
     transfers,
-    wait_until_settled,
 )
 from tests.support.tcp_proxy import CuttingProxy
 from tests.support.waiting import wait_until
@@ -55,7 +52,9 @@ def markers(engine: Engine) -> list[tuple[str, int]]:
         return [(outcome, count) for outcome, count in connection.execute(query)]
 
 
-def test_row_and_messages_are_both_committed_or_neither(server: Server, engine: Engine) -> None:
+def test_row_and_messages_are_both_committed_or_neither(
+    server: LocalServer, engine: Engine
+) -> None:
     topic = new_topic("both")
     with Escrow(engine, server.namesrv_address, group="g-both") as escrow:
         pay(escrow, topic, "a")
@@ -63,12 +62,14 @@ def test_row_and_messages_are_both_committed_or_neither(server: Server, engine: 
             pay(escrow, topic, "b", fails=ZeroDivisionError())
         pay(escrow, topic, "c", fails=Rollback())
     assert saved_ids(engine) == ["a"]
-    assert delivered_bodies(server, topic) == [b"a", b"a again"]
+    server.assert_delivered(topic, [b"a", b"a again"])
     assert markers(engine) == [("committed", 2)]
-    assert open_halves(server) == 0
+    assert server.open_transactions() == []
 
 
-def test_a_transaction_without_messages_leaves_no_marker(server: Server, sqlite: Engine) -> None:
+def test_a_transaction_without_messages_leaves_no_marker(
+    server: LocalServer, sqlite: Engine
+) -> None:
     with Escrow(sqlite, server.namesrv_address, group="g-none") as escrow:
         with escrow.transaction() as (session, tx):
             session.execute(insert(transfers).values(id="a", amount=1))
@@ -79,19 +80,19 @@ def test_a_transaction_without_messages_leaves_no_marker(server: Server, sqlite:
 
 
 def test_a_statement_that_the_database_refuses_rolls_the_messages_back(
-    server: Server, engine: Engine
+    server: LocalServer, engine: Engine
 ) -> None:
     topic = new_topic("twice")
     with Escrow(engine, server.namesrv_address, group="g-twice") as escrow:
         pay(escrow, topic, "a")
         with pytest.raises(IntegrityError):
             pay(escrow, topic, "a")
-    assert delivered_bodies(server, topic) == [b"a", b"a again"]
-    assert open_halves(server) == 0
+    server.assert_delivered(topic, [b"a", b"a again"])
+    assert server.open_transactions() == []
 
 
 def test_a_failure_in_the_last_flush_rolls_back_without_reading_the_marker(
-    server: Server, engine: Engine
+    server: LocalServer, engine: Engine
 ) -> None:
     topic = new_topic("flush")
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:
@@ -99,8 +100,8 @@ def test_a_failure_in_the_last_flush_rolls_back_without_reading_the_marker(
         markers_before = markers(engine)
         with pytest.raises(IntegrityError):
             _add_and_send(escrow, topic, "a")
-        assert open_halves(server) == 0
-    assert delivered_bodies(server, topic) == []
+        assert server.open_transactions() == []
+    server.assert_delivered(topic, [])
     # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
     assert markers(engine) == markers_before
 
@@ -130,15 +131,15 @@ def _pay_and_ignore_the_error(escrow: Escrow, name: str) -> None:
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_session_ended_inside_the_block_is_decided_by_a_check(
-    server: Server, sqlite: Engine, end: str
+    server: LocalServer, sqlite: Engine, end: str
 ) -> None:
     topic = new_topic("inside")
     with Escrow(sqlite, server.namesrv_address, group=topic) as escrow:
         with pytest.raises(SessionEndedInBlock):
             _pay_and_end(escrow, topic, end)
-        wait_until_settled(server)
+        server.assert_settled()
     assert saved_ids(sqlite) == (["a"] if end == "commit" else [])
-    assert delivered_bodies(server, topic) == ([b"a"] if end == "commit" else [])
+    server.assert_delivered(topic, ([b"a"] if end == "commit" else []))
 
 
 def _pay_and_end(escrow: Escrow, topic: str, end: str) -> None:
@@ -148,7 +149,7 @@ def _pay_and_end(escrow: Escrow, topic: str, end: str) -> None:
         session.commit() if end == "commit" else session.rollback()
 
 
-def test_the_application_can_provide_its_sessions(server: Server, sqlite: Engine) -> None:
+def test_the_application_can_provide_its_sessions(server: LocalServer, sqlite: Engine) -> None:
     class BankSession(Session):
         pass
 
@@ -160,9 +161,8 @@ def test_the_application_can_provide_its_sessions(server: Server, sqlite: Engine
         assert isinstance(session, BankSession)
 
 
-def test_an_end_that_fails_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
-    conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
-    with Server(tmp_path, conf=conf) as server:
+def test_an_end_that_fails_raises_no_error(sqlite: Engine) -> None:
+    with LocalServer() as server:
         # The broker knows whom to check after its restart as soon as a heartbeat has arrived.
         with Escrow(sqlite, server.namesrv_address, group="g-end", heartbeat_s=0.5) as escrow:
             event.listen(sqlite, "commit", lambda _: server.kill(), once=True)
@@ -175,8 +175,8 @@ def test_an_end_that_fails_raises_no_error(tmp_path: Path, sqlite: Engine) -> No
             assert "left to check-back" in tx.outcome.detail
             server.start()
             escrow.clean_up()
-            wait_until_settled(server)
-        assert delivered_bodies(server, "t") == [b"a"]
+            server.assert_settled()
+        server.assert_delivered("t", [b"a"])
 
 
 # --- a COMMIT without a response -----------------------------------------------------------------
@@ -194,7 +194,7 @@ def engine_through(proxy: CuttingProxy, url: str) -> Engine:
 
 
 def test_a_commit_without_a_response_is_resolved_by_the_marker(
-    server: Server, postgres: str
+    server: LocalServer, postgres: str
 ) -> None:
     topic = new_topic("lost")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
@@ -206,11 +206,11 @@ def test_a_commit_without_a_response_is_resolved_by_the_marker(
             pay(escrow, topic, "a")
         assert saved_ids(engine) == ["a"]
         engine.dispose()
-    assert delivered_bodies(server, topic) == [b"a", b"a again"]
+    server.assert_delivered(topic, [b"a", b"a again"])
 
 
 def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
-    server: Server, postgres: str
+    server: LocalServer, postgres: str
 ) -> None:
     topic = new_topic("unresolved")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
@@ -226,14 +226,14 @@ def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
             assert raised.value.may_have_happened
             assert isinstance(raised.value.__cause__, DBAPIError)
             proxy.refuses_connections = False
-            wait_until_settled(server)
+            server.assert_settled()
         assert saved_ids(engine) == ["a"]
         engine.dispose()
-    assert delivered_bodies(server, topic) == [b"a", b"a again"]
+    server.assert_delivered(topic, [b"a", b"a again"])
 
 
 def test_a_session_that_ends_before_the_commit_is_rolled_back(
-    server: Server, postgres: str
+    server: LocalServer, postgres: str
 ) -> None:
     topic = new_topic("gone")
     engine = create_engine(postgres)
@@ -241,9 +241,9 @@ def test_a_session_that_ends_before_the_commit_is_rolled_back(
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:
         with pytest.raises(DBAPIError):
             _pay_and_terminate_session(escrow, engine, topic)
-        assert open_halves(server) == 0  # the verdict was sent, no check was needed
+        assert server.open_transactions() == []  # the verdict was sent, no check was needed
     assert saved_ids(engine) == []
-    assert delivered_bodies(server, topic) == []
+    server.assert_delivered(topic, [])
     engine.dispose()
 
 
@@ -267,21 +267,21 @@ def _pay_and_terminate_session(escrow: Escrow, engine: Engine, topic: str) -> No
 
 
 def test_another_member_of_the_group_answers_checks_before_it_sends(
-    server: Server, sqlite: Engine
+    server: LocalServer, sqlite: Engine
 ) -> None:
     topic = new_topic("other")
     with Producer(server.namesrv_address, group=topic) as producer:
         tx = producer.transaction(id="escrow-never-claimed")
         tx.send(Message(topic, b"a"))
-    assert open_halves(server) == 1
+    assert len(server.open_transactions()) == 1
     with Escrow(sqlite, server.namesrv_address, group=topic):
-        wait_until_settled(server)
+        server.assert_settled()
     assert markers(sqlite) == [("tombstone", 0)]
-    assert delivered_bodies(server, topic) == []
+    server.assert_delivered(topic, [])
 
 
 def test_a_half_of_another_producer_gets_no_verdict(
-    server: Server, sqlite: Engine, caplog: pytest.LogCaptureFixture
+    server: LocalServer, sqlite: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_topic("foreign")
     with Producer(server.namesrv_address, group=topic) as producer:
@@ -296,13 +296,15 @@ def test_a_half_of_another_producer_gets_no_verdict(
         successor = producer.transaction()
         successor.halves.extend(abandoned.halves)
         successor.end(Verdict.COMMIT)
-    assert delivered_bodies(server, topic) == [b"a", b"b"]
+    server.assert_delivered(topic, [b"a", b"b"])
 
 
 # --- clean-up ------------------------------------------------------------------------------------
 
 
-def test_markers_are_purged_when_their_retention_is_over(server: Server, sqlite: Engine) -> None:
+def test_markers_are_purged_when_their_retention_is_over(
+    server: LocalServer, sqlite: Engine
+) -> None:
     clock = ManualClock()
     topic = new_topic("old")
     with Escrow(
@@ -322,7 +324,7 @@ def test_markers_are_purged_when_their_retention_is_over(server: Server, sqlite:
 
 
 def test_a_half_is_not_decided_when_its_marker_may_have_been_purged(
-    server: Server, sqlite: Engine, caplog: pytest.LogCaptureFixture
+    server: LocalServer, sqlite: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both the age of a marker and the age of a half are measured by the database's clock."""
     topic = new_topic("too-old")
@@ -344,7 +346,9 @@ def test_a_half_is_not_decided_when_its_marker_may_have_been_purged(
         successor.end(Verdict.ROLLBACK)
 
 
-def test_markers_can_be_purged_after_the_acknowledgement(server: Server, sqlite: Engine) -> None:
+def test_markers_can_be_purged_after_the_acknowledgement(
+    server: LocalServer, sqlite: Engine
+) -> None:
     topic = new_topic("at-once")
     with Escrow(sqlite, server.namesrv_address, group="g-once", purge_acknowledged=True) as escrow:
         pay(escrow, topic, "a")
@@ -353,4 +357,4 @@ def test_markers_can_be_purged_after_the_acknowledgement(server: Server, sqlite:
         assert markers(sqlite) == []
         pay(escrow, topic, "b")
     assert markers(sqlite) == []
-    assert len(delivered_bodies(server, topic)) == 4
+    server.assert_delivered(topic, count=4)

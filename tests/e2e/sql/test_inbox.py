@@ -15,7 +15,7 @@ from escrowmq.clock import ManualClock
 from escrowmq.database.marker import HOUR_MS
 from escrowmq.sql import Escrow, Inbox
 from escrowmq.sql.statements import inbox_table
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.sql_bank import new_topic, received_message, saved_ids, transfers
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def test_old_rows_are_purged_by_the_clock_of_the_database(sqlite: Engine) -> Non
     assert inbox_ids(sqlite) == ["m2"]
 
 
-def test_run_continues_after_an_effect_that_failed(server: Server, sqlite: Engine) -> None:
+def test_run_continues_after_an_effect_that_failed(server: LocalServer, sqlite: Engine) -> None:
     topic = new_topic("credits")
     failed: list[str] = []
     inbox = Inbox(sqlite, group=topic)

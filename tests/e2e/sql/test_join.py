@@ -24,7 +24,7 @@ from escrowmq.errors import (
     TransportError,
 )
 from escrowmq.sql import Escrow
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.sql_bank import (
     Transfer,
     delivered_bodies,
@@ -32,7 +32,6 @@ from tests.support.sql_bank import (
     open_halves,
     saved_ids,
     transfers,
-    wait_until_settled,
 )
 from tests.support.sql_endings import ENDINGS, save
 from tests.support.tcp_proxy import CuttingProxy
@@ -47,14 +46,14 @@ def topic() -> str:
 
 
 @pytest.fixture
-def escrow(server: Server, engine: Engine, topic: str) -> Iterator[Escrow]:
+def escrow(server: LocalServer, engine: Engine, topic: str) -> Iterator[Escrow]:
     with Escrow(engine, server.namesrv_address, group=topic) as escrow:
         yield escrow
 
 
-def agree(server: Server, engine: Engine, topic: str) -> None:
+def agree(server: LocalServer, engine: Engine, topic: str) -> None:
     """Assert that exactly the messages of saved rows are delivered."""
-    wait_until_settled(server)
+    server.assert_settled()
     assert delivered_bodies(server, topic) == [name.encode() for name in saved_ids(engine)]
 
 
@@ -83,7 +82,7 @@ COMMITTED, ROLLED_BACK = (Verdict.COMMIT, True), (Verdict.ROLLBACK, True)
 
 
 def test_the_end_of_each_transaction_of_a_session_decides_its_messages(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     with Session(engine) as session:
         committed = pay(escrow, session, topic, "a")
@@ -105,7 +104,7 @@ def test_the_end_of_each_transaction_of_a_session_decides_its_messages(
 
 
 def test_closing_the_escrow_waits_for_the_brokers(
-    server: Server, engine: Engine, topic: str
+    server: LocalServer, engine: Engine, topic: str
 ) -> None:
     with Escrow(engine, server.namesrv_address, group=topic) as escrow, Session(engine) as session:
         tx = pay(escrow, session, topic, "a")
@@ -128,7 +127,7 @@ def test_a_joined_transaction_without_messages_leaves_nothing(
 
 
 def test_rows_of_the_last_flush_and_messages_of_a_listener_belong_to_the_transaction(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     with Session(engine) as session:
         tx = escrow.join(session)
@@ -144,7 +143,7 @@ def test_rows_of_the_last_flush_and_messages_of_a_listener_belong_to_the_transac
 
 
 def test_a_scoped_session_is_joined_like_a_session(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     registry = scoped_session(sessionmaker(engine))
     tx = pay(escrow, registry, topic, "a")
@@ -157,7 +156,7 @@ def test_a_scoped_session_is_joined_like_a_session(
 
 
 def test_messages_follow_their_savepoint(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     with Session(engine) as session:
         with session.begin_nested():
@@ -179,7 +178,7 @@ def test_messages_follow_their_savepoint(
 
 @pytest.mark.parametrize("mode", ["create_savepoint", "control_fully", "rollback_only"])
 def test_a_session_inside_an_outer_transaction_is_decided_by_that_one(
-    server: Server, engine: Engine, escrow: Escrow, topic: str, mode: JoinTransactionMode
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str, mode: JoinTransactionMode
 ) -> None:
     for name, commits in (("a", True), ("b", False)):
         with engine.connect() as connection:
@@ -210,7 +209,7 @@ def test_a_session_inside_an_outer_transaction_is_decided_by_that_one(
 
 
 def test_a_rollback_of_a_session_may_roll_back_the_transaction_around_it(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     with engine.connect() as connection:
         connection.begin()
@@ -223,7 +222,7 @@ def test_a_rollback_of_a_session_may_roll_back_the_transaction_around_it(
 
 
 def test_a_block_of_the_escrow_and_its_session_have_the_same_messages(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     with escrow.transaction() as (session, tx):
         assert pay(escrow, session, topic, "a") is tx
@@ -235,7 +234,7 @@ def test_a_block_of_the_escrow_and_its_session_have_the_same_messages(
 
 
 def test_the_end_of_each_transaction_of_a_connection_decides_its_messages(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     ends: list[Callable[[Connection], None]] = [
         Connection.commit,
@@ -262,7 +261,7 @@ def test_the_end_of_each_transaction_of_a_connection_decides_its_messages(
 
 
 def test_a_connection_is_not_confused_with_the_next_user_of_its_driver_connection(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     single = create_engine(engine.url, pool_size=1, max_overflow=0)
     with Escrow(single, server.namesrv_address, group=f"{topic}-single") as escrow:
@@ -283,7 +282,7 @@ def test_a_connection_is_not_confused_with_the_next_user_of_its_driver_connectio
 @pytest.mark.parametrize("end", ENDINGS)
 @pytest.mark.parametrize("commits", [False, True])
 def test_the_messages_follow_a_transaction_that_ends_behind_the_session(
-    server: Server,
+    server: LocalServer,
     engine: Engine,
     escrow: Escrow,
     topic: str,
@@ -301,7 +300,7 @@ def test_the_messages_follow_a_transaction_that_ends_behind_the_session(
             session.commit()
             # A new transaction of the session is committed without a message.
             assert end.__name__.endswith(("session", "connection"))
-    wait_until_settled(server)
+    server.assert_settled()
     delivered = [b"a"] if "a" in saved_ids(engine) else []
     assert delivered_bodies(server, topic) == delivered
 
@@ -339,7 +338,7 @@ def test_a_refused_commit_does_not_commit_with_the_next_one(engine: Engine) -> N
 
 
 def test_a_commit_that_the_database_refuses_rolls_the_messages_back(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     """SQLite and PostgreSQL check deferred constraints only at the commit."""
     if engine.dialect.name == "mysql":
@@ -366,7 +365,7 @@ def test_a_commit_that_the_database_refuses_rolls_the_messages_back(
 
 @pytest.mark.parametrize("is_reachable", [True, False], ids=["reachable", "unreachable"])
 def test_a_commit_without_a_response_is_decided_by_the_marker(
-    server: Server, engine: Engine, topic: str, is_reachable: bool
+    server: LocalServer, engine: Engine, topic: str, is_reachable: bool
 ) -> None:
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite is not behind a network")
@@ -391,7 +390,7 @@ def test_a_commit_without_a_response_is_decided_by_the_marker(
 
 
 def test_a_transaction_that_the_database_gave_up_is_not_committed(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     """PostgreSQL answers the COMMIT of an aborted transaction with a rollback, not an error."""
     with Session(engine) as session, contextlib.suppress(SQLAlchemyError, EscrowError):
@@ -403,7 +402,7 @@ def test_a_transaction_that_the_database_gave_up_is_not_committed(
 
 
 def test_a_plain_savepoint_that_was_rolled_back_makes_the_commit_fail(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     with Session(engine) as session:
         pay(escrow, session, topic, "a")
@@ -419,7 +418,7 @@ def test_a_plain_savepoint_that_was_rolled_back_makes_the_commit_fail(
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_interrupted_commit_is_decided_by_the_database(
-    server: Server,
+    server: LocalServer,
     engine: Engine,
     escrow: Escrow,
     topic: str,
@@ -453,7 +452,7 @@ def test_a_session_of_another_engine_is_refused(engine: Engine, escrow: Escrow) 
 
 
 def test_a_session_of_an_option_engine_is_joined(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     with Session(engine.execution_options(logging_token="x")) as session:
         pay(escrow, session, topic, "a")
@@ -475,7 +474,7 @@ def test_a_session_with_two_phases_is_refused(engine: Engine, escrow: Escrow) ->
 
 
 def test_a_transaction_that_another_escrow_has_joined_is_refused(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     with (
         Escrow(engine, server.namesrv_address, group=f"{topic}-other") as other,
@@ -489,7 +488,7 @@ def test_a_transaction_that_another_escrow_has_joined_is_refused(
 # --- many at once --------------------------------------------------------------------------------
 
 
-def test_many_threads_join_with_a_pool_that_is_too_small(server: Server, url: str) -> None:
+def test_many_threads_join_with_a_pool_that_is_too_small(server: LocalServer, url: str) -> None:
     """The end of a transaction waits for no second connection while it has its own."""
     topic = new_topic("crowd")
     single = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=120)

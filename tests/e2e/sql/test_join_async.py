@@ -30,14 +30,13 @@ from escrowmq.errors import (
 from escrowmq.sql import AsyncEscrow, AsyncTransactionMessages
 from tests.e2e.sql.conftest import url_of
 from tests.e2e.sql.test_async import agree, async_driver, async_engine, async_url, transfer_ids
-from tests.support.brokers import Server
+from tests.support.brokers import LocalServer
 from tests.support.databases import DatabaseServer
 from tests.support.sql_bank import (
     delivered_bodies,
     new_topic,
     open_halves,
     transfers,
-    wait_until_settled,
 )
 from tests.support.sql_endings import ENDINGS, save
 from tests.support.tcp_proxy import CuttingProxy
@@ -50,7 +49,7 @@ COMMITTED, ROLLED_BACK = (Verdict.COMMIT, True), (Verdict.ROLLBACK, True)
 
 @asynccontextmanager
 async def joining(
-    server: Server, url: str, topic: str
+    server: LocalServer, url: str, topic: str
 ) -> AsyncIterator[tuple[AsyncEngine, AsyncEscrow]]:
     async with (
         async_engine(url) as engine,
@@ -77,7 +76,7 @@ def outcome_of(tx: AsyncTransactionMessages) -> tuple[Verdict, bool] | None:
 
 
 async def test_the_end_of_each_transaction_of_a_session_decides_its_messages(
-    server: Server, async_url: str
+    server: LocalServer, async_url: str
 ) -> None:
     topic = new_topic("async-join")
     async with joining(server, async_url, topic) as (engine, escrow):
@@ -104,7 +103,7 @@ async def test_the_end_of_each_transaction_of_a_session_decides_its_messages(
 
 
 async def test_a_scoped_session_and_a_block_have_one_set_of_messages(
-    server: Server, async_url: str
+    server: LocalServer, async_url: str
 ) -> None:
     topic = new_topic("async-scoped")
     async with joining(server, async_url, topic) as (engine, escrow):
@@ -119,7 +118,7 @@ async def test_a_scoped_session_and_a_block_have_one_set_of_messages(
 
 
 async def test_the_end_of_a_transaction_of_a_connection_decides_its_messages(
-    server: Server, async_url: str
+    server: LocalServer, async_url: str
 ) -> None:
     topic = new_topic("async-connection")
     async with joining(server, async_url, topic) as (engine, escrow):
@@ -138,7 +137,7 @@ async def test_the_end_of_a_transaction_of_a_connection_decides_its_messages(
 @pytest.mark.parametrize("end", ENDINGS)
 @pytest.mark.parametrize("commits", [False, True])
 async def test_the_messages_follow_a_transaction_that_ends_behind_the_session(
-    server: Server, async_url: str, end: Callable[[Session], None], commits: bool
+    server: LocalServer, async_url: str, end: Callable[[Session], None], commits: bool
 ) -> None:
     topic = new_topic("async-join-ended")
     async with joining(server, async_url, topic) as (engine, escrow):
@@ -153,13 +152,13 @@ async def test_the_messages_follow_a_transaction_that_ends_behind_the_session(
                 if commits:
                     await session.commit()
         saved = await transfer_ids(engine)
-        await asyncio.to_thread(wait_until_settled, server)
+        await server.assert_settled_async()
     expected = [b"a"] if "a" in saved else []
     assert await asyncio.to_thread(delivered_bodies, server, topic) == expected
 
 
 async def test_a_commit_whose_task_is_cancelled_is_decided_by_the_database(
-    server: Server, async_url: str
+    server: LocalServer, async_url: str
 ) -> None:
     topic = new_topic("async-join-cancelled")
     async with joining(server, async_url, topic) as (engine, escrow):
@@ -192,7 +191,7 @@ async def test_a_message_that_was_not_sent_makes_the_commit_fail(async_url: str)
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("is_reachable", [True, False], ids=["reachable", "unreachable"])
 async def test_a_commit_without_a_response_is_decided_by_the_marker(
-    server: Server,
+    server: LocalServer,
     kind: str,
     database_servers: dict[str, DatabaseServer],
     tmp_path: object,
@@ -220,7 +219,7 @@ async def test_a_commit_without_a_response_is_decided_by_the_marker(
 
 
 async def test_many_tasks_join_with_a_pool_that_is_too_small(
-    server: Server, async_url: str
+    server: LocalServer, async_url: str
 ) -> None:
     topic = new_topic("async-crowd")
     async with joining(server, async_url, topic) as (engine, escrow):
