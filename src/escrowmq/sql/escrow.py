@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
+from escrowmq.client.mistakes import AsyncioClient, BlockingClient
 from escrowmq.client.producer.producer import Producer as AsyncProducer
 from escrowmq.client.producer.producer import ProducerOptions
 from escrowmq.clock import Clock
@@ -41,7 +42,7 @@ from escrowmq.database.transaction import (
     run_steps_async,
     transaction_steps,
 )
-from escrowmq.errors import SessionEndedInBlock
+from escrowmq.errors import ClientClosed, SessionEndedInBlock
 from escrowmq.message.transaction import Verdict
 from escrowmq.sql import statements
 from escrowmq.sql.statements import marker_table
@@ -49,7 +50,7 @@ from escrowmq.sql.statements import marker_table
 log = logging.getLogger(__name__)
 
 
-class Escrow(MarkerRetention):
+class Escrow(MarkerRetention, BlockingClient):
     """Commits the database and sends the messages, or does neither.
 
         escrow = Escrow(engine, "127.0.0.1:9876", group="bank")
@@ -70,7 +71,8 @@ class Escrow(MarkerRetention):
     only with brokers that flush before they respond (SYNC_FLUSH).
     `options`: further parameters of `escrowmq.Producer`.
 
-    Raises ConfigError for a database that cannot be used, and what the database raises.
+    Raises ConfigError for a database that cannot be used, TypeError for an AsyncEngine, and what
+    the database raises.
     """
 
     def __init__(
@@ -86,13 +88,13 @@ class Escrow(MarkerRetention):
         clock: Clock | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
+        self._engine = statements.check_engine(engine, Engine, "Escrow")
         super().__init__(
             group=group,
             retention_ms=retention_ms,
             purge_acknowledged=purge_acknowledged,
             clock=clock,
         )
-        self._engine = engine
         self._session_factory = session_factory
         statements.reject_memory_database(engine)
         with engine.connect() as connection:
@@ -100,7 +102,8 @@ class Escrow(MarkerRetention):
                 statements.create_tables(connection)
             statements.check_transaction_support(connection)
             self._database_time.observe(statements.now_ms(connection))
-        self._producer = Producer(servers, group=group, **options)
+        self._warn_on_event_loop()
+        self._producer = _EscrowProducer(servers, group=group, **options)
         self._producer.checker("*")(self._check)
         self._producer.__enter__()
         self._cleanup_thread = CleanupThread(self.clean_up, name=f"escrowmq-{group}")
@@ -131,8 +134,11 @@ class Escrow(MarkerRetention):
         Leaving the block commits the database and then the messages. An exception rolls both
         back and is propagated; `Rollback` rolls back quietly. The block must not commit or roll
         back its session: that raises SessionEndedInBlock. Raises CommitUnknown if the database
-        does not say whether it has committed; a check finds out, and the messages follow it.
+        does not say whether it has committed; a check finds out, and the messages follow it. Raises
+        WrongProcess after a fork.
         """
+        self._check_process()
+        self._warn_on_event_loop()
         tx = TransactionMessages(
             self._producer.transaction(id=new_transaction_id()),
             begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
@@ -181,6 +187,10 @@ class Escrow(MarkerRetention):
                 group=self._group,
                 may_be_purged=lambda now_ms: now_ms >= purged_from_ms,
             )
+
+
+class _EscrowProducer(Producer):
+    _has_warned = True  # the Escrow warns about an event loop
 
 
 class _SessionOps:
@@ -272,7 +282,7 @@ def _finish_markers(connection: Connection, tx: BaseTransactionMessages) -> None
         )
 
 
-class AsyncEscrow(MarkerRetention):
+class AsyncEscrow(MarkerRetention, AsyncioClient):
     """Escrow for an AsyncEngine; see Escrow for the parameters.
 
         async with AsyncEscrow(engine, "127.0.0.1:9876", group="bank") as escrow:
@@ -296,13 +306,13 @@ class AsyncEscrow(MarkerRetention):
         clock: Clock | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
+        self._engine = statements.check_engine(engine, AsyncEngine, "AsyncEscrow")
         super().__init__(
             group=group,
             retention_ms=retention_ms,
             purge_acknowledged=purge_acknowledged,
             clock=clock,
         )
-        self._engine = engine
         self._session_factory = session_factory
         self._creates_tables = create_tables
         statements.reject_memory_database(engine.sync_engine)
@@ -342,8 +352,15 @@ class AsyncEscrow(MarkerRetention):
     async def transaction(self) -> AsyncIterator[tuple[AsyncSession, AsyncTransactionMessages]]:
         """Run a block in a database transaction; see `Escrow.transaction`.
 
-        If the task is cancelled while the database commits, a check decides the messages.
+        If the task is cancelled while the database commits, a check decides the messages. Raises
+        ClientClosed if the AsyncEscrow was not started.
         """
+        self._check_process()
+        if self._cleanup_task is None:
+            raise ClientClosed(
+                "this AsyncEscrow is not started: use it in a block, `async with AsyncEscrow(…) as "
+                "escrow:`"
+            )
         tx = AsyncTransactionMessages(
             self._producer.transaction(id=new_transaction_id()),
             begin_scope=lambda scope_id: self._producer.transaction(id=scope_id),
