@@ -110,11 +110,11 @@ class _Caller(BlockingClient):
                 raise
         return run_on(client_loop(), coroutine)
 
-    def _run_constructor(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _run_validated(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             return self._run(coroutine)
         except (TypeError, ValueError) as error:  # of an invalid argument
-            raise without_frames(error)  # noqa: B904  it is the same error
+            raise without_frames(error) from error.__cause__
 
 
 class _BlockingProducer(_Caller, Generic[P]):
@@ -243,7 +243,7 @@ class _BlockingProducer(_Caller, Generic[P]):
                 await _register_checker(inner, checker, selection)
             return await inner.__aenter__()
 
-        return self._run_constructor(create_on_loop())
+        return self._run_validated(create_on_loop())
 
 
 async def _register_checker(
@@ -414,7 +414,7 @@ class _BlockingConsumer(_Caller, Generic[C]):
     def __init__(self, create: Callable[[], C]) -> None:
         self._loop = client_loop()
         self._process_id = os.getpid()
-        self._inner: C = self._run_constructor(_call(create))
+        self._inner: C = self._run_validated(_call(create))
 
     def __enter__(self) -> Self:
         self._run(self._inner.__aenter__())
@@ -589,7 +589,7 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         """
 
         def register(handler: HandlerT) -> HandlerT:
-            return self._run_function(lambda: self._inner.on(topic, expression)(handler))
+            return self._run_validated(_call(lambda: self._inner.on(topic, expression)(handler)))
 
         return register
 

@@ -42,7 +42,7 @@ def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -
     try:
         return call.result()
     except EscrowError as error:
-        raise without_frames(error)  # noqa: B904  it is the same error
+        raise without_frames(error) from error.__cause__
 
 
 class _Call(Generic[T]):

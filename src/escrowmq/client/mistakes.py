@@ -18,15 +18,15 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from escrowmq.errors import EscrowError, LocalProtocolError
 from escrowmq.message.names import NAME_PATTERN
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 E = TypeVar("E", bound=BaseException)
 
 # --- the wrong kind of client --------------------------------------------------------------------
@@ -138,7 +138,8 @@ def check_callable(function: object, role: str, parameters: Iterable[str]) -> No
     if not callable(function):
         raise TypeError(f"{wanted}: it has to be a function, not {function!r}")
     try:
-        signature = inspect.signature(function)
+        # That of a decorated function is the decorator's: it may add or take parameters.
+        signature = inspect.signature(function, follow_wrapped=False)
     except ValueError:  # written in C
         return
     try:
@@ -210,9 +211,7 @@ class UnawaitedCalls:
 # --- long tracebacks -----------------------------------------------------------------------------
 
 
-def short_traceback(
-    function: Callable[P, Awaitable[T]],
-) -> Callable[P, Coroutine[Any, Any, T]]:
+def short_traceback(function: F) -> F:
     """Let errors of a public coroutine function end there, and not a dozen frames below it.
 
     For EscrowError only: its text says what happened. Other exceptions are bugs, or come from
@@ -220,13 +219,13 @@ def short_traceback(
     """
 
     @functools.wraps(function)
-    async def call(*args: P.args, **options: P.kwargs) -> T:
+    async def call(*args: Any, **options: Any) -> Any:
         try:
             return await function(*args, **options)
         except EscrowError as error:
-            raise without_frames(error)  # noqa: B904  it is the same error
+            raise without_frames(error) from error.__cause__
 
-    return call
+    return cast(F, call)  # the same type, so that editors show the function itself
 
 
 def without_frames(error: E) -> E:

@@ -339,6 +339,19 @@ async def test_members_with_different_subscriptions_are_warned(
         wait_until(lambda: text in server.errors, lambda: server.errors)
 
 
+async def test_a_member_that_gets_no_queue_is_warned(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.client() as client:
+        client.create_topic("narrow", queues=1)
+    members = [
+        Consumer(server.namesrv_address, group="crowd", subscribe="narrow") for _ in range(2)
+    ]
+    async with members[0], members[1]:
+        text = "this member gets no messages group=crowd topic=narrow: the other ones of 2 members"
+        await wait_until_async(lambda: text in caplog.text)
+
+
 # --- arguments ------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from escrowmq import Consumer as AsyncConsumer
 from escrowmq import Message
 from escrowmq.blocking import Consumer
 from escrowmq.errors import ClientClosed, LocalProtocolError
@@ -140,6 +141,9 @@ async def test_an_effect_that_an_inbox_cannot_call_is_refused(
         effect(coroutine_function)
     with raises(TypeError, "an effect of AsyncInbox is an `async def` function; Inbox takes plain"):
         async_effect(plain_function)
+    consumer = AsyncConsumer("127.0.0.1:9876", group="g")
+    consumer.on("orders")(effect(plain_function))  # what it returns is a handler
+    consumer.on("stock")(async_effect(coroutine_function))
     text = "an effect of an inbox takes session and message, but without_session(message) does not"
     for decorate in (effect, async_effect):
         with raises(TypeError, text):

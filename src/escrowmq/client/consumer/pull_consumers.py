@@ -421,7 +421,7 @@ class PullConsumer(AsyncioClient):
 
     @property
     def has_messages_in_hand(self) -> bool:
-        """Return False: the application commits by itself, so nothing is known here."""
+        """False, because the application commits by itself: nothing is known here."""
         return False
 
     def _consumer_entry(self) -> ConsumerEntry:

@@ -412,6 +412,7 @@ class Rebalancer:
             )
             return True
         self._topic_log.ended(f"rebalance {topic}")
+        self._warn_idle(topic, own_queues)
         for queue in [q for q in self.fetchers if q.topic == topic and q not in own_queues]:
             await self._release(queue)
         new_queues = own_queues - set(self.fetchers) - set(self._releasing)
@@ -429,6 +430,22 @@ class Rebalancer:
             "group=%s waits for a topic: %s",
             self.group,
             await self.heartbeat.routes.describe_missing(topic),
+        )
+
+    def _warn_idle(self, topic: str, own_queues: set[MessageQueue]) -> None:
+        """Warn if other members have all queues of a topic, so that no message comes here."""
+        state, member_count = f"idle {topic}", len(self._last_members.get(topic, ()))
+        if own_queues or member_count < 2 or is_group_topic(topic):
+            self._topic_log.ended(state)
+            return
+        self._topic_log.warning(
+            self._clock.elapsed_s(),
+            state,
+            "this member gets no messages group=%s topic=%s: the other ones of %d members have all "
+            "queues; give the topic more queues, or the group fewer members",
+            self.group,
+            topic,
+            member_count,
         )
 
     async def _compute_assignment(self, topic: str) -> tuple[set[MessageQueue], set[MessageQueue]]:
