@@ -16,7 +16,7 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
@@ -57,7 +57,7 @@ class BlockingClient:
         if self._has_warned or not is_on_event_loop():
             return
         self._has_warned = True
-        name = type(self).__name__
+        name = _class_name(self)
         warnings.warn(
             f"{_blocking_name(name)} was called in a running event loop, which stands still during "
             f"the call: use {_asyncio_name(name)}, or call it in a thread with asyncio.to_thread()",
@@ -78,18 +78,24 @@ class BlockingClient:
 
 
 def _needs_async(client: object, keyword: str) -> str:
-    name = type(client).__name__
+    name = _class_name(client)
     return (
         f"{name} is for asyncio: use `async {keyword}`, or {_blocking_name(name)} without asyncio"
     )
 
 
 def _needs_plain(client: object, keyword: str) -> str:
-    name = type(client).__name__
+    name = _class_name(client)
     return (
         f"{_blocking_name(name)} is for threads: use a plain `{keyword}`, or "
         f"{_asyncio_name(name)} with asyncio"
     )
+
+
+def _class_name(client: object) -> str:
+    """Return the name of our class of a client, of which the application may have a subclass."""
+    ours = (cls for cls in type(client).__mro__ if cls.__module__.startswith("escrowmq."))
+    return next(ours).__name__
 
 
 def _blocking_name(name: str) -> str:
@@ -129,12 +135,12 @@ def _caller_level() -> int:
 # --- wrong arguments -----------------------------------------------------------------------------
 
 
-def check_callable(function: object, role: str, parameters: Iterable[str]) -> None:
+def check_callable(function: object, role: str, parameters: Sequence[str]) -> None:
     """Raise TypeError unless a function can be called with these parameters.
 
     `role` describes the function: "a handler of messages". The parameters are positional.
     """
-    wanted = f"{role} takes {_listed(parameters)}"
+    wanted = f"{role} takes {' and '.join(parameters)}"
     if not callable(function):
         raise TypeError(f"{wanted}: it has to be a function, not {function!r}")
     try:
@@ -148,11 +154,6 @@ def check_callable(function: object, role: str, parameters: Iterable[str]) -> No
         name = getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
         text = ", ".join(signature.parameters)
         raise TypeError(f"{wanted}, but {name}({text}) does not: {error}") from None
-
-
-def _listed(parameters: Iterable[str]) -> str:
-    names = list(parameters)
-    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def check_topic_argument(topic: object, usage: str) -> None:
@@ -203,8 +204,8 @@ class UnawaitedCalls:
         self._coroutines.clear()
         if count:
             raise LocalProtocolError(
-                f"{count} calls of {call} were not awaited, so their messages are not sent: write "
-                f"`await {call}`"
+                f"{call} was called without await (calls: {count}), so its message is not sent: "
+                f"write `await {call}`"
             )
 
 

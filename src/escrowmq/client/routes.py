@@ -88,10 +88,8 @@ class Routes:
             try:
                 template = await self.get(TEMPLATE_TOPIC)
             except NoRoute:
-                raise NoRoute(
-                    f"{await self.describe_missing(topic)}; no broker creates topics by itself: "
-                    f"`escrowmq topic create {topic}`"
-                ) from None
+                advice = f"; no broker creates topics by itself: `escrowmq topic create {topic}`"
+                raise NoRoute(await self.describe_missing(topic, advice)) from None
             queues = tuple(
                 queue._replace(topic=topic)
                 for queue in template.writable_queues
@@ -107,8 +105,9 @@ class Routes:
         except NoRoute:
             raise NoRoute(await self.describe_missing(topic)) from None
 
-    async def describe_missing(self, topic: str) -> str:
-        """Return that no broker has a topic, with a similar one if there is any."""
+    async def describe_missing(self, topic: str, advice: str = "") -> str:
+        """Return that no broker has a topic, with a similar one if there is any, and the advice if
+        brokers are running."""
         try:
             topics, servers = await asyncio.gather(
                 self._topic_names(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER),
@@ -121,7 +120,7 @@ class Routes:
             return f"no broker has topic {topic}: the name server knows no running broker"
         similar = [name for name in topics if not is_internal_topic(name, servers)]
         suggestion = did_you_mean(topic, similar[:COMPARED_TOPICS_MAX])
-        return f"no broker has topic {topic}{suggestion}"
+        return f"no broker has topic {topic}{suggestion}{advice}"
 
     async def _topic_names(self, code: RequestCode) -> list[str]:
         return await self._call_any(

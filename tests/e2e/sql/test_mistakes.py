@@ -117,7 +117,7 @@ async def test_a_send_that_is_not_awaited_rolls_back(
     server: Server, async_engine: AsyncEngine
 ) -> None:
     async with AsyncEscrow(async_engine, server.namesrv_address, group="unawaited") as escrow:
-        text = "1 calls of tx.send() were not awaited, so their messages are not sent: write `await"
+        text = "tx.send() was called without await (calls: 1), so its message is not sent: write"
         with raises(LocalProtocolError, text):
             async with escrow.transaction() as (_, tx):
                 await tx.send(Message("orders", b"awaited"))
