@@ -349,6 +349,25 @@ async def test_members_with_different_subscriptions_are_warned(
         wait_until(lambda: text in server.errors, lambda: server.errors)
 
 
+async def test_two_tasks_that_receive_from_one_consumer_are_refused(server: Server) -> None:
+    address, text = server.namesrv_address, "another task or thread waits for messages of this"
+    async with (
+        Consumer(address, group="two", subscribe="two") as consumer,
+        LiteConsumer(address, group="three", subscribe="three") as lite,
+    ):
+        receivers: list[tuple[str, Callable[[], Any]]] = [
+            ("two", consumer.receive),
+            ("three", lambda: lite.poll(WAIT_S)),
+        ]
+        for topic, receive_one in receivers:
+            waiting = asyncio.ensure_future(receive_one())
+            await asyncio.sleep(0)  # it waits now
+            with raises(LocalProtocolError, text):
+                await receive_one()
+            await send(server, topic, b"x")
+            assert await waiting  # it was not disturbed
+
+
 async def test_a_member_that_gets_no_queue_is_warned(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

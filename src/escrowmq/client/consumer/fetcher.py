@@ -21,7 +21,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from escrowmq.client.consumer.offset_store import ConsumeFrom, OffsetStore
 from escrowmq.client.consumer.queue_client import QueueClient
 from escrowmq.client.messages import MessageQueue, ReceivedMessage, retained_bytes
-from escrowmq.errors import EscrowError
+from escrowmq.errors import EscrowError, LocalProtocolError
 from escrowmq.limited_log import RepeatedLog
 from escrowmq.message.filter import FilterExpression
 from escrowmq.message.names import RETRY_PREFIX
@@ -425,6 +425,7 @@ class DeliveryQueue(Generic[Q, M]):
         self._delivered: set[Q] = set()  # orderly: queues with a message that is not released
         self._paused: set[Q] = set()
         self._released = asyncio.Event()
+        self._is_waiting = False  # a call of get_batch() does
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -462,14 +463,23 @@ class DeliveryQueue(Generic[Q, M]):
     ) -> list[tuple[Q, M]] | None:
         """Wait for a message, and return it with others that are there; None once closed.
 
-        The list is empty if no message came within `timeout_s`; None waits without end.
+        The list is empty if no message came within `timeout_s`; None waits without end. Raises
+        LocalProtocolError if another call waits.
         """
+        if self._is_waiting:
+            raise LocalProtocolError(
+                "another task or thread waits for messages of this consumer, and each would "
+                "acknowledge those of the other; use handlers with run(), or a consumer for each"
+            )
         if (first := self.get_nowait()) is None:
+            self._is_waiting = True
             try:
                 async with asyncio.timeout(timeout_s):
                     first = await self.get()
             except TimeoutError:
                 return []
+            finally:
+                self._is_waiting = False
         if first is None:
             return None
         batch = [first]
