@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,44 @@ def test_modules_that_a_page_names_exist(page_name: str) -> None:
 def test_generated_tables_are_up_to_date(name: str) -> None:
     page = (ROOT / "docs" / name).read_text()
     assert page == generate(page, GENERATED_PAGES[name]()), "run `make docs`"
+
+
+def texts_of_source() -> list[str]:
+    """Return the texts in the source, with `…` for each value that is inserted."""
+    texts = []
+    for path in (ROOT / "src" / "escrowmq").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.Constant(value=str(text)):
+                    texts.append(text)
+                case ast.JoinedStr(values=parts):
+                    texts.append("".join(_text_or_gap(part) for part in parts))
+    return texts
+
+
+def _text_or_gap(part: ast.expr) -> str:
+    return str(part.value) if isinstance(part, ast.Constant) else "…"
+
+
+def rows_with_messages(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield the first cells of the tables whose first column has messages, with line numbers."""
+    has_messages = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+        if len(cells) < 4:
+            has_messages = False
+        elif cells[1] in ("message", "line"):
+            has_messages = True
+        elif has_messages and cells[1] != "---":
+            yield number, cells[1].replace("\\|", "|")
+
+
+def test_every_message_of_the_troubleshooting_page_exists() -> None:
+    page, texts = ROOT / "docs" / "troubleshooting.md", texts_of_source()
+    findings = []
+    for number, cell in rows_with_messages(page):
+        message = re.sub(r" \((?:`\w+`|a .*|in .*)\)$", "", cell)  # what kind of message it is
+        parts = [part.strip(" ,") for part in message.split("…")]
+        if not any(all(part in text for part in parts) for text in texts):
+            findings.append(format_finding(page, number, f"the source has no {message!r}"))
+    assert_no_findings(findings)

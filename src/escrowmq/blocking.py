@@ -11,7 +11,8 @@ blocking clients; a call starts a coroutine there and waits for it. Any number o
 one client.
 
 After a fork, a producer connects again in the child and can be used there. A consumer cannot:
-create one in each child.
+create one in each child. While a consumer is open in the main thread, SIGTERM ends the program when
+it asks for the next message; see `escrowmq.client.termination`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from escrowmq.client.consumer.offset_store import ConsumeFrom, SupportsTimestamp
 from escrowmq.client.consumer.queue_client import PullResult
 from escrowmq.client.consumer.rebalance import AssignmentStrategy, average
 from escrowmq.client.heartbeat import HEARTBEAT_S
-from escrowmq.client.loop_thread import PerProcess, client_loop, run_on
+from escrowmq.client.loop_thread import PerProcess, client_loop, is_client_thread, run_on
 from escrowmq.client.messages import (
     Message,
     MessageQueue,
@@ -45,6 +46,10 @@ from escrowmq.client.messages import (
     ReceivedMessage,
     SendResult,
     SendStatus,
+)
+from escrowmq.client.mistakes import (
+    BlockingClient,
+    without_frames,
 )
 from escrowmq.client.producer import producer as producers
 from escrowmq.client.producer import transaction as transactions
@@ -69,10 +74,12 @@ from escrowmq.client.producer.transaction_producer import (
     TransactionSendResult,
     to_local_message,
 )
+from escrowmq.client.termination import termination
 from escrowmq.clock import Clock
 from escrowmq.errors import Rollback, WrongProcess
 from escrowmq.message.filter import FilterLike, Subscriptions
 from escrowmq.message.transaction import Verdict
+from escrowmq.parsing import suggest_arguments
 
 __all__ = [
     "Consumer",
@@ -92,7 +99,26 @@ C = TypeVar(
 # --- producers -----------------------------------------------------------------------------------
 
 
-class _BlockingProducer(Generic[P]):
+class _Caller(BlockingClient):
+    """Runs the coroutines of an asyncio client on the thread of the event loop."""
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if not is_client_thread():  # there it is an error
+            try:
+                self._warn_on_event_loop()
+            except RuntimeWarning:  # warnings may be errors
+                coroutine.close()
+                raise
+        return run_on(client_loop(), coroutine)
+
+    def _run_validated(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._run(coroutine)
+        except (TypeError, ValueError) as error:  # of an invalid argument
+            raise without_frames(error) from error.__cause__
+
+
+class _BlockingProducer(_Caller, Generic[P]):
     """What both producers share: one asyncio producer for each process, with all checkers."""
 
     def __init__(
@@ -179,7 +205,9 @@ class _BlockingProducer(Generic[P]):
     ) -> Transaction:
         """Return a transaction, to be used with `with`; see `escrowmq.Producer.transaction`."""
         inner = self._inner()
-        return Transaction(inner.transaction(message, id=id, name=name, on_error=on_error))
+        transaction = Transaction(inner.transaction(message, id=id, name=name, on_error=on_error))
+        transaction._has_warned = self._has_warned
+        return transaction
 
     def checker(
         self, topic: str = "", *, tag: str = "", name: str = ""
@@ -202,9 +230,6 @@ class _BlockingProducer(Generic[P]):
         """How many checks arrived in this process, and how they were answered."""
         return self._inner().check_counts
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return run_on(client_loop(), coroutine)
-
     def _inner(self) -> P:
         return self._per_process.get()
 
@@ -219,7 +244,7 @@ class _BlockingProducer(Generic[P]):
                 await _register_checker(inner, checker, selection)
             return await inner.__aenter__()
 
-        return self._run(create_on_loop())
+        return self._run_validated(create_on_loop())
 
 
 async def _register_checker(
@@ -228,6 +253,7 @@ async def _register_checker(
     inner.checker(selection["topic"], tag=selection["tag"], name=selection["name"])(checker)
 
 
+@suggest_arguments
 class Producer(_BlockingProducer[producers.Producer]):
     """Sends messages; see `escrowmq.Producer` for the parameters.
 
@@ -330,7 +356,7 @@ class TransactionProducer(_BlockingProducer[transaction_producers.TransactionPro
         return self._run(inner._finish(parked, verdict, failure))
 
 
-class Transaction:
+class Transaction(_Caller):
     """A block that commits its messages when it is left normally; see `escrowmq.Transaction`.
 
     It can be used only in the process that began it.
@@ -384,9 +410,6 @@ class Transaction:
         """How the transaction ended; None until the end."""
         return self._inner.outcome
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return run_on(client_loop(), coroutine)
-
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the event loop of the blocking clients, and wait for it."""
@@ -401,16 +424,17 @@ def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
 # --- consumers -----------------------------------------------------------------------------------
 
 
-class _BlockingConsumer(Generic[C]):
+class _BlockingConsumer(_Caller, Generic[C]):
     """What all consumers share: an asyncio consumer of the process that created it."""
 
     def __init__(self, create: Callable[[], C]) -> None:
         self._loop = client_loop()
         self._process_id = os.getpid()
-        self._inner: C = self._run(_call(create))
+        self._inner: C = self._run_validated(_call(create))
 
     def __enter__(self) -> Self:
         self._run(self._inner.__aenter__())
+        termination.watch(self)
         return self
 
     def __exit__(
@@ -419,22 +443,39 @@ class _BlockingConsumer(Generic[C]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._run(self._inner.__aexit__(exc_type, error, traceback))
+        try:
+            self._run(self._inner.__aexit__(exc_type, error, traceback))
+        finally:
+            termination.unwatch(self)
 
     def close(self) -> None:
         """Leave the group and disconnect."""
-        self._run(self._inner.close())
+        try:
+            self._run(self._inner.close())
+        finally:
+            termination.unwatch(self)
 
     @property
     def group(self) -> str:
         """The consumer group."""
         return self._inner.group
 
+    @property
+    def has_messages_in_hand(self) -> bool:
+        """Whether messages were received and are not acknowledged yet. Handlers do not count."""
+        return self._inner.has_messages_in_hand
+
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if os.getpid() != self._process_id:
             coroutine.close()
             raise WrongProcess("this consumer was created before a fork; create one in each child")
-        return run_on(self._loop, coroutine)
+        return super()._run(coroutine)
+
+    def _end_if_terminated(self, acknowledge: Callable[[], None]) -> None:
+        """End the program if SIGTERM has arrived while it processed the messages before."""
+        if termination.is_requested:
+            self._run_function(acknowledge)
+            termination.check(self)
 
     def _run_function(self, function: Callable[[], T]) -> T:
         """Call a function on the event loop, to which the inner consumer belongs."""
@@ -445,6 +486,7 @@ async def _call(function: Callable[[], T]) -> T:
     return function()
 
 
+@suggest_arguments
 class Consumer(_BlockingConsumer[consumers.Consumer]):
     """A member of a consumer group; see `escrowmq.Consumer` for the parameters.
 
@@ -513,6 +555,7 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         Return None if none came within `timeout_s`; 0 does not wait, and None waits without end.
         Raises ClientClosed if the consumer is closed.
         """
+        self._end_if_terminated(self._inner._acknowledge)
         return self._run(self._inner.receive(timeout_s=timeout_s))
 
     def receive_batch(
@@ -523,10 +566,12 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         Acknowledges all messages of the call before. Return an empty list if none came within
         `timeout_s`.
         """
+        self._end_if_terminated(self._inner._acknowledge)
         return self._run(self._inner.receive_batch(max_messages, timeout_s=timeout_s))
 
     def next_message(self) -> ReceivedMessage | None:
         """Wait for the next message, as `receive` does; return None if the consumer is closed."""
+        self._end_if_terminated(self._inner._acknowledge)
         return self._run(self._inner.next_message())
 
     def retry_later(
@@ -560,7 +605,7 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         """
 
         def register(handler: HandlerT) -> HandlerT:
-            return self._run_function(lambda: self._inner.on(topic, expression)(handler))
+            return self._run_validated(_call(lambda: self._inner.on(topic, expression)(handler)))
 
         return register
 
@@ -598,6 +643,7 @@ def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@suggest_arguments
 class LiteConsumer(_BlockingConsumer[pull_consumers.LiteConsumer]):
     """A consumer that is polled for batches; see `escrowmq.LiteConsumer` for the parameters.
 
@@ -655,6 +701,7 @@ class LiteConsumer(_BlockingConsumer[pull_consumers.LiteConsumer]):
 
         Acknowledges the messages of the poll before.
         """
+        self._end_if_terminated(self._inner._acknowledge)
         return self._run(self._inner.poll(timeout_s, max_messages=max_messages))
 
     def commit(self) -> None:
@@ -690,6 +737,7 @@ class LiteConsumer(_BlockingConsumer[pull_consumers.LiteConsumer]):
         self._run_function(lambda: self._inner.resume(*queues))
 
 
+@suggest_arguments
 class PullConsumer(_BlockingConsumer[pull_consumers.PullConsumer]):
     """A consumer that reads queues by hand; see `escrowmq.PullConsumer`."""
 

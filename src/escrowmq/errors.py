@@ -17,6 +17,7 @@ EscrowError
     NotSent                  nothing was sent
       ClientClosed             the client is closed, or was never started
       WrongProcess             the client was created before a fork; create one in each process
+      WrongEventLoop           the client is used in another event loop than before
     OutcomeUnknown           the request was sent, but no response was received
       BrokenResponse           the response lacks a field, or has one that cannot be true
     NoRoute                  no broker has the topic
@@ -129,7 +130,7 @@ class RequestRefused(EscrowError):
     """
 
     def __init__(self, code: int, remark: str) -> None:
-        super().__init__(f"code={code} remark={remark!r}")
+        super().__init__(f"{remark} (code {code})" if remark else f"code {code}")
         self.code = code
         self.remark = remark
         self.retriable = code in _RETRIABLE_CODES
@@ -170,6 +171,12 @@ class ClientClosed(NotSent):
 
 class WrongProcess(NotSent):
     """The client was created before a fork. Create one in each process."""
+
+    retriable = False
+
+
+class WrongEventLoop(NotSent):
+    """The client is used in another event loop than before. Create one in each loop."""
 
     retriable = False
 

@@ -1,4 +1,8 @@
-"""Log lines that clients cause: each one at first, then only a few, so that none fills the disk."""
+"""Log lines that are repeated: each one at first, then only a few, so that none fills the disk.
+
+LimitedLog     warnings that clients cause: some in each period, then their number
+RepeatedLog    one warning about a state that lasts: at first, and then once in a while
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Final
 
 LINES_MAX: Final = 10
 PERIOD_MS: Final = 10_000
+REPEAT_S: Final = 60.0
 
 
 class LimitedLog:
@@ -49,3 +54,31 @@ class LimitedLog:
             self._log.warning("%d similar warnings were not logged", self._omitted)
             self._omitted = 0
         return True
+
+
+class RepeatedLog:
+    """Log a warning about a state when it begins, and every `repeat_s` while it lasts."""
+
+    def __init__(self, log: logging.Logger, *, repeat_s: float = REPEAT_S) -> None:
+        self._log = log
+        self._repeat_s = repeat_s
+        self._next_s: dict[str, float] = {}  # by state
+
+    def warning(self, now_s: float, state: str, message: str, *args: object) -> None:
+        """Log a warning, unless it was logged for this state a short while ago."""
+        if self.is_due(now_s, state):
+            self._log.warning(message, *args)
+
+    def is_due(self, now_s: float, state: str) -> bool:
+        """Return whether to log now. The caller then does: the next one is due `repeat_s` later."""
+        if now_s < self._next_s.get(state, now_s):
+            return False
+        self._next_s[state] = now_s + self._repeat_s
+        return True
+
+    def ended(self, state: str) -> bool:
+        """Forget a state, so that it is logged at once when it comes back.
+
+        Return whether it was logged.
+        """
+        return self._next_s.pop(state, None) is not None

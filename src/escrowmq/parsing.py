@@ -14,15 +14,19 @@ it reads what other programs send.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from escrowmq.clock import UTC, Timestamp
 from escrowmq.errors import BrokenBody
+
+T = TypeVar("T")
 
 # --- numbers -------------------------------------------------------------------------------------
 
@@ -45,7 +49,13 @@ def parse_servers(servers: str | Iterable[str]) -> list[str]:
     sequence may hold such texts. Raises ValueError if there is no address, or if one is not
     `host:port`.
     """
-    texts = [servers] if isinstance(servers, str) else servers
+    texts = [servers] if isinstance(servers, str) or not isinstance(servers, Iterable) else servers
+    texts = list(texts)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            "the address of a name server is a text such as '127.0.0.1:9876', or a list of them, "
+            f"not {servers!r}"
+        )
     addresses = [part for text in texts for part in _SERVER_SEPARATOR.split(text) if part]
     if not addresses:
         raise ValueError("the address of a name server is missing, expected host:port")
@@ -61,7 +71,9 @@ def parse_address(address: str) -> tuple[str, int]:
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match[2]) <= 65_535:
-        raise ValueError(f"{address!r} is not an address, expected host:port")
+        raise ValueError(
+            f"{address!r} is not an address, expected host:port such as 127.0.0.1:9876"
+        )
     return match[1].strip("[]"), int(match[2])
 
 
@@ -171,6 +183,30 @@ def did_you_mean(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -
     # The comparison is quadratic, and a name may come from a request: 100 characters are enough.
     matches = get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=cutoff)
     return f"; did you mean {by_lower[matches[0]]}?" if matches else ""
+
+
+_UNEXPECTED: Final = re.compile(r"got an unexpected keyword argument '(\w+)'")
+
+
+def suggest_arguments(cls: type[T]) -> type[T]:
+    """Let the constructor suggest the argument that was meant; a class decorator."""
+    init = cls.__init__
+    names = tuple(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def explained_init(self: T, *args: Any, **options: Any) -> None:
+        try:
+            init(self, *args, **options)
+        except TypeError as error:
+            unexpected = _UNEXPECTED.search(str(error))
+            if unexpected is None or unexpected[1] not in options:
+                raise
+            name = unexpected[1]
+            expected = did_you_mean(name, names) or f"; it has {', '.join(names)}"
+            raise TypeError(f"{cls.__name__} has no argument {name}{expected}") from None
+
+    setattr(cls, "__init__", explained_init)  # noqa: B010  mypy refuses to assign to a method
+    return cls
 
 
 # --- JSON as Java writes it ----------------------------------------------------------------------

@@ -28,6 +28,8 @@ Modules, in reading order:
     messages.py         Message, ReceivedMessage, MessageQueue, SendResult; namespaces
     access.py           Access: account and TLS
     callbacks.py        calls functions of the application, which may raise anything
+    mistakes.py         sentences for a wrong kind of client, function or argument
+    wrong_address.py    why no name server or broker answers at an address
     connection.py       one asyncio connection with its calls; the pool of a client
     topic_route.py      the queues of one topic and the addresses of their brokers
     routes.py           the routes of a client's topics, cached
@@ -37,4 +39,5 @@ Modules, in reading order:
     telemetry.py        OpenTelemetry spans
     sync_connection.py  a blocking connection without an event loop, for CLI, admin and Spark
     loop_thread.py      the event loop in a thread, for `escrowmq.blocking`
+    termination.py      SIGTERM while a consumer is open
 """

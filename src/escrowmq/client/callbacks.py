@@ -121,6 +121,21 @@ def shorten(text: str) -> str:
     return text[:_TEXT_LENGTH_MAX].encode("utf-8", "replace").decode()
 
 
+async def wait_for_close(task: asyncio.Task[None], close: Callable[[], Awaitable[None]]) -> None:
+    """Wait for a task that closes a client by `close`. Cancelling the caller does not end it.
+
+    When a program ends, asyncio.run() cancels every task, the closing one too, and then waits for
+    all of them. So it is closed once more here: what is done has to be committed.
+    """
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelling():
+            await asyncio.wait((task,))
+            await close()
+        raise
+
+
 async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
     """Run a task of the client, and start it again after a pause if it fails.
 

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from escrowmq.client.access import NO_ACCESS, Access
+from escrowmq.client.wrong_address import describe_connect_error, describe_strange_server
 from escrowmq.errors import (
     ClientClosed,
     NotSent,
     OutcomeUnknown,
     RemoteProtocolError,
     RequestRefused,
+    WrongEventLoop,
     WrongProcess,
 )
 from escrowmq.parsing import parse_address
@@ -29,6 +31,7 @@ from escrowmq.remoting.connection import (
     Response,
     SignFunction,
 )
+from escrowmq.remoting.foreign_protocols import FOREIGN_BYTES
 from escrowmq.remoting.requests import Body, Request
 from escrowmq.remoting.responses import encode_error
 
@@ -69,6 +72,8 @@ class ClientConnection(asyncio.Protocol):
         self._outgoing: list[bytes] = []  # collected in this turn of the event loop
         self._has_written = False  # something was written in this turn
         self._is_sweeping = False
+        # What it has sent until its first valid frame: if there is none, it says what it is.
+        self._first_bytes: bytearray | None = bytearray()
         self.is_open = True
         self.is_escrowmq: bool | None = None  # set by `heartbeat.is_escrowmq`
 
@@ -88,8 +93,15 @@ class ClientConnection(asyncio.Protocol):
             host, port = parse_address(address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await loop.create_connection(lambda: connection, host, port, ssl=ssl_context)
-        except (OSError, ValueError, TimeoutError) as error:
-            raise NotSent(f"{address} cannot be reached: {error or 'timed out'}") from error
+        except OSError as error:  # TimeoutError and ssl.SSLError are two
+            log.debug("connection failed address=%s", address, exc_info=True)
+            raise NotSent(
+                describe_connect_error(
+                    address, error, timeout_s=CONNECT_TIMEOUT_S, has_tls=ssl_context is not None
+                )
+            ) from None
+        except ValueError as error:  # the name of the host is impossible
+            raise NotSent(f"{address} cannot be reached: {error}") from None
         return connection
 
     # --- calls -----------------------------------------------------------------------------------
@@ -213,7 +225,10 @@ class ClientConnection(asyncio.Protocol):
             if response is not None and not response.done():
                 name = request_name(failed.call.code)
                 response.set_exception(
-                    OutcomeUnknown(f"{self.address} did not respond to {name} in time")
+                    OutcomeUnknown(
+                        f"{self.address} did not respond to {name} in time"
+                        f"{self._hint() if self._first_bytes else ''}"
+                    )
                 )
         self._is_sweeping = bool(self._pending)
         if self._is_sweeping:
@@ -225,9 +240,12 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._first_bytes is not None and len(self._first_bytes) < FOREIGN_BYTES:
+            self._first_bytes += data[:FOREIGN_BYTES]
         try:
             self._protocol.receive(data)
             for event in self._protocol.events():
+                self._first_bytes = None
                 if isinstance(event, Response):
                     response = self._pending.get(event.call.opaque)
                     if response is not None and not response.done():
@@ -237,7 +255,12 @@ class ClientConnection(asyncio.Protocol):
                 elif isinstance(event, InvalidRequest):
                     self.write(encode_error(event.request, event.error))
         except RemoteProtocolError as error:
-            log.warning("connection closed address=%s: protocol error: %s", self.address, error)
+            log.warning(
+                "connection closed address=%s: protocol error: %s%s",
+                self.address,
+                error,
+                self._hint(),
+            )
             self._abort()
         except Exception:
             # A bug, or a request that no handler expected. What follows in the stream is lost.
@@ -258,8 +281,16 @@ class ClientConnection(asyncio.Protocol):
         for response in self._pending.values():
             if not response.done():
                 response.set_exception(
-                    OutcomeUnknown(f"the connection to {self.address} closed before the response")
+                    OutcomeUnknown(
+                        f"the connection to {self.address} closed before the response{self._hint()}"
+                    )
                 )
+
+    def _hint(self) -> str:
+        """Return what to look at if the server has never sent a valid response here."""
+        if self._first_bytes is None:
+            return ""
+        return f"; {describe_strange_server(self._first_bytes)}"
 
 
 class ConnectionPool:
@@ -272,14 +303,18 @@ class ConnectionPool:
         self._on_request = on_request
         self._connections: dict[str, asyncio.Task[ClientConnection]] = {}  # by address
         self._process_id = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the connections, once there is one
         self._is_closed = False
 
     async def get(self, address: str) -> ClientConnection:
         """Return the open connection to an address, connecting if there is none.
 
-        Raises NotSent if it cannot connect, ClientClosed, or WrongProcess after a fork.
+        Raises NotSent if it cannot connect, ClientClosed, WrongProcess after a fork, or
+        WrongEventLoop.
         """
-        self._check_usable()
+        self.check_usable()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
         task = self._connections.get(address)
         if task is None or _has_ended(task):
             task = asyncio.ensure_future(
@@ -307,17 +342,31 @@ class ConnectionPool:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the pool is open and this is the process that created it."""
-        return not self._is_closed and os.getpid() == self._process_id
+        """Whether the pool is open, and belongs to this process and event loop."""
+        return (
+            not self._is_closed
+            and os.getpid() == self._process_id
+            and self._loop is asyncio.get_running_loop()
+        )
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise ClientClosed, WrongProcess or WrongEventLoop if the client cannot be used here."""
         if self._is_closed:
-            raise ClientClosed("this client is closed; create another one")
+            raise ClientClosed("this client is closed; create a new one")
+        self.check_owner()
+
+    def check_owner(self) -> None:
+        """Raise WrongProcess or WrongEventLoop if the client belongs to another one."""
         if os.getpid() != self._process_id:
             raise WrongProcess(
                 "this client was created before a fork and its connections belong to the parent "
                 "process; create a client in each child (producers of escrowmq.blocking reconnect "
                 "by themselves)"
+            )
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise WrongEventLoop(
+                "this client is connected in another event loop; create a client in each "
+                "asyncio.run(), or use escrowmq.blocking"
             )
 
 

@@ -28,6 +28,7 @@ from escrowmq.client.messages import MessageQueue
 from escrowmq.client.routes import Routes
 from escrowmq.clock import Clock
 from escrowmq.errors import EscrowError, InvalidSubscription, RequestRefused
+from escrowmq.limited_log import RepeatedLog
 from escrowmq.message.filter import SQL92, FilterExpression
 from escrowmq.message.keys import java_hash
 from escrowmq.remoting.bodies import (
@@ -240,7 +241,17 @@ class ConsumerHeartbeat:
         self._entry = entry
         self._pool = ConnectionPool(on_request, access)
         self.routes = Routes(servers, self._pool, clock)
+        self._clock = clock
+        self._failure_log = RepeatedLog(log)
         self._registered: set[ClientConnection] = set()
+
+    def check_usable(self) -> None:
+        """Raise ClientClosed, WrongProcess or WrongEventLoop if the client cannot be used here."""
+        self._pool.check_usable()
+
+    def check_owner(self) -> None:
+        """Raise WrongProcess or WrongEventLoop if the client belongs to another one."""
+        self._pool.check_owner()
 
     async def connect(self, queue: MessageQueue) -> ClientConnection:
         """Return a connection to a queue's broker, registered as a member of the group."""
@@ -261,8 +272,16 @@ class ConsumerHeartbeat:
             try:
                 await self._send_heartbeat(await self._pool.get(address))
                 accepted = accepted or address
+                self._failure_log.ended(address)
             except EscrowError as error:
-                log.warning("heartbeat failed broker=%s: %s", address, error)
+                self._failure_log.warning(
+                    self._clock.elapsed_s(),
+                    address,
+                    "heartbeat failed group=%s broker=%s: %s",
+                    self.group,
+                    address,
+                    error,
+                )
                 failure = error
         if not accepted:
             raise failure
@@ -367,9 +386,12 @@ class ConsumerHeartbeat:
 
     async def _send_heartbeat(self, connection: ClientConnection) -> None:
         heartbeat = Heartbeat(client_id=self.client_id, consumer_data_set=[self._entry()])
-        await connection.call_checked(
+        reply = await connection.call_checked(
             RequestCode.HEART_BEAT, body=encode_body(heartbeat), timeout_s=RESPONSE_TIMEOUT_S
         )
+        if reply.remark:  # EscrowMQ warns about members with different subscriptions
+            now_s = self._clock.elapsed_s()
+            self._failure_log.warning(now_s, f"remark of {connection.address}", "%s", reply.remark)
         self._registered.add(connection)
 
     async def _unregister(self, connection: ClientConnection) -> None:

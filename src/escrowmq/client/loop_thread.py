@@ -15,7 +15,8 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from escrowmq.errors import LocalProtocolError, OutcomeUnknown
+from escrowmq.client.mistakes import without_frames
+from escrowmq.errors import EscrowError, LocalProtocolError, OutcomeUnknown
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ ALIVE_CHECK_S: Final = 1.0  # how often a waiting call looks whether the event l
 def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the loop's thread and wait for it. It sees the caller's context variables.
 
-    Raises LocalProtocolError on the loop's own thread, where waiting would never end.
+    An EscrowError is raised without the frames of the coroutine. Raises LocalProtocolError on the
+    loop's own thread, where waiting would never end.
     """
     if _loop_thread.get().is_current:
         coroutine.close()
@@ -36,7 +38,11 @@ def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -
         )
     call = _Call(loop, coroutine)
     loop.call_soon_threadsafe(call.start)
-    return call.wait(_loop_thread.get())
+    call.wait(_loop_thread.get())
+    try:
+        return call.result()
+    except EscrowError as error:
+        raise without_frames(error) from error.__cause__
 
 
 class _Call(Generic[T]):
@@ -56,7 +62,7 @@ class _Call(Generic[T]):
         self._task = self._loop.create_task(self._coroutine, context=self._context)
         self._task.add_done_callback(lambda _: self._done.release())
 
-    def wait(self, loop_thread: _LoopThread) -> T:
+    def wait(self, loop_thread: _LoopThread) -> None:
         try:
             while not self._done.acquire(timeout=ALIVE_CHECK_S):
                 if not loop_thread.is_alive:
@@ -64,6 +70,9 @@ class _Call(Generic[T]):
         except BaseException:  # KeyboardInterrupt: the result is not needed any more
             self._loop.call_soon_threadsafe(self._cancel)
             raise
+
+    def result(self) -> T:
+        """Return the result of a coroutine that has ended, or raise what it raised."""
         assert self._task is not None
         return self._task.result()
 
@@ -158,3 +167,8 @@ _loop_thread = PerProcess(_LoopThread)
 def client_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of all blocking clients of this process."""
     return _loop_thread.get().loop
+
+
+def is_client_thread() -> bool:
+    """Return whether this is the thread of that event loop."""
+    return _loop_thread.get().is_current

@@ -16,11 +16,13 @@ from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.names import GROUP_TOPIC_PREFIXES, TX_ID, TX_NAME, is_shared_name
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
+from escrowmq.parsing import suggest_arguments
 
 DELAY_MAX_S: Final = 100 * 365 * 86_400
 BODY_BYTES_MAX: Final = 64 << 20  # limit of a body after decompression
 
 
+@suggest_arguments
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message to send.
@@ -38,7 +40,7 @@ class Message:
     transaction, and `deliver_at` is a datetime with a time zone.
 
     Raises LocalProtocolError for an empty topic or an invalid delay, and TypeError if the body is
-    not bytes.
+    not bytes, or the topic or tag no text.
     """
 
     topic: str
@@ -57,7 +59,12 @@ class Message:
         if not self.topic:
             raise LocalProtocolError("a message needs a topic")
         if not isinstance(self.body, bytes):
-            raise TypeError(f"the body of a message must be bytes, not {type(self.body).__name__}")
+            raise TypeError(_body_type_error(self.body))
+        if not isinstance(self.topic, str) or not isinstance(self.tags, str):
+            raise TypeError(
+                "the topic and the tag of a message are texts, not "
+                f"topic={self.topic!r} and tags={self.tags!r}"
+            )
         if self.delay_level or self.delay_s or self.deliver_at is not None:
             self._check_delay()
 
@@ -68,9 +75,14 @@ class Message:
             )
         if not isinstance(self.delay_level, int) or self.delay_level < 0:
             raise LocalProtocolError(f"delay_level must be 1 or more, not {self.delay_level!r}")
-        if not 0 <= self.delay_s < DELAY_MAX_S:
+        if not isinstance(self.delay_s, (int, float)) or not 0 <= self.delay_s < DELAY_MAX_S:
             raise LocalProtocolError(
                 f"delay_s must be a number of seconds from 0 to {DELAY_MAX_S}, not {self.delay_s!r}"
+            )
+        if self.deliver_at is not None and not isinstance(self.deliver_at, Timestamp):
+            raise LocalProtocolError(
+                f"deliver_at is a datetime with a time zone, not {self.deliver_at!r}; "
+                "delay_s= counts seconds from now"
             )
         if self.deliver_at is not None and self.deliver_at.tzinfo is None:
             raise LocalProtocolError(
@@ -86,6 +98,27 @@ class Message:
     def transaction_id(self) -> str:
         """The transaction's id in `TransactionListener.execute_local_transaction`; else empty."""
         return self.properties.get(TX_ID) or self.properties.get(names.UNIQUE_KEY, "")
+
+
+def check_is_message(message: object) -> None:
+    """Raise TypeError for anything else than a Message, which a producer sends."""
+    if isinstance(message, Message):
+        return
+    what = f"Message('orders', b'…'), not {message!r}"
+    if isinstance(message, ReceivedMessage):
+        what = "a new Message(topic, received.body), not a received one"
+    raise TypeError(f"a producer sends {what}")
+
+
+def _body_type_error(body: object) -> str:
+    how = "encode it first"
+    if isinstance(body, str):
+        how = "use text.encode()"
+    elif isinstance(body, (bytearray, memoryview)):
+        how = "use bytes(body)"
+    elif isinstance(body, (dict, list, tuple, int, float)):
+        how = "use json.dumps(value).encode()"
+    return f"the body of a message must be bytes, not {type(body).__name__}: {how}"
 
 
 class MessageQueue(NamedTuple):

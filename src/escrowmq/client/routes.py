@@ -11,19 +11,23 @@ from typing import Final, TypeVar
 from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ConnectionPool
 from escrowmq.client.messages import MessageQueue
 from escrowmq.client.topic_route import MASTER_ID, Route, parse_route
+from escrowmq.client.wrong_address import describe_unknown_request
 from escrowmq.clock import Clock
 from escrowmq.errors import (
+    AccessRefused,
     BrokenBody,
     ClientClosed,
+    EscrowError,
     NoRoute,
     NotSent,
     RequestRefused,
     TransportError,
+    WrongEventLoop,
     WrongProcess,
 )
-from escrowmq.message.names import TEMPLATE_TOPIC
-from escrowmq.parsing import parse_servers
-from escrowmq.remoting.bodies import ClusterInfo, TopicRoute, decode_body
+from escrowmq.message.names import TEMPLATE_TOPIC, is_internal_topic
+from escrowmq.parsing import did_you_mean, parse_servers
+from escrowmq.remoting.bodies import ClusterInfo, TopicList, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.headers import Header
@@ -35,6 +39,7 @@ T = TypeVar("T")
 
 ROUTE_TTL_S: Final = 60.0  # RocketMQ's clients refresh every 30 s, and so do producers of ours
 DEFAULT_QUEUE_COUNT: Final = 4
+COMPARED_TOPICS_MAX: Final = 1_000  # with a misspelt one, on the event loop
 
 
 class Routes:
@@ -55,8 +60,8 @@ class Routes:
     async def get(self, topic: str, *, fresh: bool = False) -> Route:
         """Return the route of a topic, from the cache unless `fresh`.
 
-        Raises NoRoute if no broker has the topic, and TransportError if no name server responds
-        and there is no cached route.
+        Raises NoRoute if no broker has the topic, AccessRefused, and TransportError if no name
+        server responds and there is no cached route.
         """
         cached = self._routes.get(topic)
         now_s = self._clock.elapsed_s()
@@ -80,7 +85,11 @@ class Routes:
         try:
             return await self.get(topic, fresh=fresh)
         except NoRoute:
-            template = await self.get(TEMPLATE_TOPIC)
+            try:
+                template = await self.get(TEMPLATE_TOPIC)
+            except NoRoute:
+                advice = f"; no broker creates topics by itself: `escrowmq topic create {topic}`"
+                raise NoRoute(await self.describe_missing(topic, advice)) from None
             queues = tuple(
                 queue._replace(topic=topic)
                 for queue in template.writable_queues
@@ -88,6 +97,35 @@ class Routes:
             )
             addresses = template.broker_addresses
             return Route(topic, queues, queues, addresses, addresses, is_template=True)
+
+    async def get_existing(self, topic: str) -> Route:
+        """Return the current route of a topic. Raises NoRoute, which names a similar topic."""
+        try:
+            return await self.get(topic, fresh=True)
+        except NoRoute:
+            raise NoRoute(await self.describe_missing(topic)) from None
+
+    async def describe_missing(self, topic: str, advice: str = "") -> str:
+        """Return that no broker has a topic, with a similar one if there is any, and the advice if
+        brokers are running."""
+        try:
+            topics, servers = await asyncio.gather(
+                self._topic_names(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER),
+                self._topic_names(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS),
+            )
+        except EscrowError as error:
+            log.debug("no list of topics: %s", error)
+            return f"no broker has topic {topic}"
+        if not topics:
+            return f"no broker has topic {topic}: the name server knows no running broker"
+        similar = [name for name in topics if not is_internal_topic(name, servers)]
+        suggestion = did_you_mean(topic, similar[:COMPARED_TOPICS_MAX])
+        return f"no broker has topic {topic}{suggestion}{advice}"
+
+    async def _topic_names(self, code: RequestCode) -> list[str]:
+        return await self._call_any(
+            code, None, lambda reply: decode_body(TopicList, reply.body).topic_list
+        )
 
     def cached(self, topic: str) -> Route | None:
         """Return the cached route if it has not expired. Sends use this first: it never waits."""
@@ -103,7 +141,7 @@ class Routes:
                 await self.get(topic, fresh=True)
             except NoRoute:
                 self.invalidate(topic)
-            except TransportError as error:
+            except EscrowError as error:
                 log.warning("route not refreshed topic=%s: %s", topic, error)
 
     def invalidate(self, topic: str) -> None:
@@ -119,7 +157,7 @@ class Routes:
         if self.cached(queue.topic) is None or queue.broker not in self.master_addresses:
             try:
                 await self.get(queue.topic, fresh=queue.broker not in self.master_addresses)
-            except TransportError:
+            except EscrowError:
                 if queue.broker not in self.master_addresses:
                     raise
         try:
@@ -167,8 +205,10 @@ class Routes:
                 fields,
                 lambda reply: parse_route(topic, decode_body(TopicRoute, reply.body)),
             )
-        except RequestRefused as error:
-            raise NoRoute(f"no broker has topic {topic}") from error
+        except AccessRefused:
+            raise
+        except RequestRefused:
+            raise NoRoute(f"no broker has topic {topic}") from None
 
     async def _call_any(self, code: int, fields: Header | None, decode: Callable[[Reply], T]) -> T:
         """Call one name server after the other until one responds, starting with the next.
@@ -177,7 +217,7 @@ class Routes:
         does not respond.
         """
         first = next(self._next_server)
-        failure: NotSent | None = None
+        failure: EscrowError | None = None
         for number in range(len(self._servers)):
             address = self._servers[(first + number) % len(self._servers)]
             try:
@@ -187,11 +227,17 @@ class Routes:
             except RequestRefused as error:
                 if error.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise
-                failure = NotSent(f"{address}: {error}")
-            except (ClientClosed, WrongProcess):
+                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    failure = NotSent(describe_unknown_request(address, code))
+                elif error.code == ResponseCode.NO_PERMISSION:
+                    failure = AccessRefused(error.code, f"{address}: {error.remark}")
+                else:
+                    failure = NotSent(f"{address}: {error}")
+            except (ClientClosed, WrongProcess, WrongEventLoop):
                 raise
             except (TransportError, BrokenBody) as error:
-                failure = NotSent(f"{address}: {error}")
+                text = str(error)
+                failure = NotSent(text if address in text else f"{address}: {text}")
         assert failure is not None
         raise failure
 

@@ -24,6 +24,11 @@ from types import TracebackType
 from typing import Final, NamedTuple, NoReturn
 
 from escrowmq.client.access import NO_ACCESS, Access
+from escrowmq.client.wrong_address import (
+    describe_connect_error,
+    describe_strange_server,
+    describe_unknown_request,
+)
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import (
     LocalProtocolError,
@@ -93,6 +98,7 @@ class SyncConnection:
         self._chunk = b""  # what was read ahead: chunk[position:]
         self._position = 0
         self._is_open = True
+        self._has_responded = False  # it has sent a valid response
         self._deadline_s = math.inf  # of the response that is being read
         self._socket = _open_socket(address, access, min(timeout_s, CONNECT_TIMEOUT_S))
         self._socket.settimeout(timeout_s)
@@ -163,11 +169,7 @@ class SyncConnection:
     def refusal(self, code: int, reply: Reply) -> RequestRefused:
         """Return the error for a response whose code is not 0. `code` is that of the request."""
         if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            return UnknownRequest(
-                reply.code,
-                f"{self.address} does not support {request_name(code)}: it is not an EscrowMQ "
-                "broker, or an older one; Apache RocketMQ has no such request",
-            )
+            return UnknownRequest(reply.code, describe_unknown_request(self.address, code))
         return RequestRefused(reply.code, reply.remark or f"{self.address}: code {reply.code}")
 
     def _call(self, code: int, header: Header | None, body: Body) -> int:
@@ -227,9 +229,13 @@ class SyncConnection:
                 command = decode_command(serializer, self._read(header_length))
             except RemoteProtocolError as error:
                 self._fail(
-                    OutcomeUnknown(f"{self.address} does not speak the remoting protocol: {error}"),
+                    OutcomeUnknown(
+                        f"{self.address} does not speak the remoting protocol: {error}"
+                        f"{self._hint()}"
+                    ),
                     error,
                 )
+            self._has_responded = True
             if command.is_response:
                 self._connection.end_call(command.opaque)
                 return command, body_bytes
@@ -267,6 +273,8 @@ class SyncConnection:
         end = len(unread)
         buffer[:end] = unread
         while end < byte_count:
+            if not self._has_responded:
+                self._chunk = bytes(buffer[:end])  # for the hint, if nothing more comes
             end += self._receive_some(buffer[end:])
         self._chunk = bytes(buffer[:end])
         self._position = 0
@@ -283,10 +291,20 @@ class SyncConnection:
             oldest = self._connection.oldest_call
             self._fail(self._timed_out(None if oldest is None else oldest.code), error)
         except OSError as error:
-            self._fail(OutcomeUnknown(f"{self.address}: {_os_error_text(error)}"), error)
+            self._fail(
+                OutcomeUnknown(f"{self.address}: {_os_error_text(error)}{self._hint()}"), error
+            )
         if not received:
-            self._fail(OutcomeUnknown(f"{self.address} closed the connection before it responded"))
+            self._fail(
+                OutcomeUnknown(
+                    f"{self.address} closed the connection before it responded{self._hint()}"
+                )
+            )
         return received
+
+    def _hint(self) -> str:
+        """Return what to look at if the server has never sent a valid response."""
+        return "" if self._has_responded else f"; {describe_strange_server(self._chunk)}"
 
     def _timed_out(self, code: int | None) -> OutcomeUnknown:
         request = "" if code is None else f" to {request_name(code)}"
@@ -310,18 +328,19 @@ def _open_socket(address: str, access: Access, timeout_s: float) -> socket.socke
     except ValueError as error:
         raise NotSent(str(error)) from None
     context = access.ssl_context()
+    opened: socket.socket | None = None
     try:
         opened = socket.create_connection((host, port), timeout=timeout_s)
-    except (OSError, ValueError) as error:  # ValueError: the name of the host is impossible
-        raise NotSent(f"{address} cannot be reached: {_os_error_text(error)}") from error
-    try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is None:
             return opened
         return context.wrap_socket(opened, server_hostname=host)
-    except (OSError, ValueError) as error:
-        opened.close()
-        raise NotSent(f"{address} cannot be reached: {_os_error_text(error)}") from error
+    except (OSError, ValueError) as error:  # ValueError: the name of the host is impossible
+        if opened is not None:
+            opened.close()
+        raise NotSent(
+            describe_connect_error(address, error, timeout_s=timeout_s, has_tls=context is not None)
+        ) from None
 
 
 def _os_error_text(error: OSError | ValueError) -> str:

@@ -208,6 +208,11 @@ class MemberTable(Generic[C]):
     def members_of(self, group: str) -> list[Member[C]]:
         return list(self._groups.get(group, {}).values())
 
+    def has_others(self, group: str, client_id: str) -> bool:
+        """Return whether a group has members beside this client."""
+        members = self._groups.get(group)
+        return members is not None and len(members) > (client_id in members)
+
     def names(self) -> list[str]:
         return list(self._groups)
 
@@ -297,6 +302,9 @@ class HeartbeatResult(Generic[C]):
     has_changed: bool  # notify every member
     needs_subscriptions: bool  # the next heartbeat must contain them (IS_SUB_CHANGE)
     evicted: Member[C] | None = None  # lost its place to make room; its group has changed
+    # Topics that other members of the group do not subscribe to, or with another filter, or that
+    # only others subscribe to. Messages of these are not delivered to every member that wants them.
+    disputed_topics: tuple[str, ...] = ()
 
 
 class ConsumerGroups(Generic[C]):
@@ -355,13 +363,17 @@ class ConsumerGroups(Generic[C]):
             if is_new:
                 self.unregister(name, client.client_id, client.channel)
             raise
+        disputed_topics: tuple[str, ...] = ()
         if brings_subscriptions:
+            if self._members.has_others(name, client.client_id):
+                disputed_topics = _disputed_topics(group, subscriptions)
             group.fingerprint = fingerprint
             has_changed = self._update_subscriptions(group, subscriptions) or is_new
         return HeartbeatResult(
             has_changed=has_changed,
             needs_subscriptions=needs_subscriptions,
             evicted=evicted,
+            disputed_topics=disputed_topics,
         )
 
     def _update_subscriptions(
@@ -487,6 +499,21 @@ class ConsumerGroups(Generic[C]):
 
 
 # --- producer groups -----------------------------------------------------------------------------
+
+
+def _disputed_topics(
+    group: ConsumerGroup, subscriptions: Sequence[Subscription]
+) -> tuple[str, ...]:
+    """Return the topics for which a heartbeat and the group have different subscriptions."""
+    filters = {subscription.topic: subscription.expression for subscription in subscriptions}
+    current = {topic: known.expression for topic, known in group.subscriptions.items()}
+    return tuple(
+        sorted(
+            topic
+            for topic in {*filters, *current}
+            if current and filters.get(topic) != current.get(topic)
+        )
+    )
 
 
 class ProducerGroups(Generic[C]):

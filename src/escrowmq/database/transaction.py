@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
+import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -24,6 +26,7 @@ from typing import Any, Final, Protocol
 
 from escrowmq import blocking
 from escrowmq.client.messages import Message, ReceivedMessage, SendResult
+from escrowmq.client.mistakes import UnawaitedCalls, check_callable
 from escrowmq.client.producer import transaction as client
 from escrowmq.client.producer.transaction import TransactionOutcome, describe_error
 from escrowmq.clock import Clock, SystemClock
@@ -40,6 +43,7 @@ from escrowmq.errors import (
     SessionEndedInBlock,
     TransactionConflict,
     TransactionMessageFailed,
+    WrongProcess,
 )
 from escrowmq.message.names import TX_TIME
 from escrowmq.message.transaction import Verdict
@@ -147,6 +151,7 @@ def transaction_steps(
         yield Work()
         tx.refuse_sends()
         tx.raise_if_send_failed()
+        tx.raise_if_unawaited()
         yield Flush()
     except BaseException as error:
         tx.refuse_sends()
@@ -497,6 +502,9 @@ class BaseTransactionMessages:
                 "let the error of send() leave the block"
             ) from self._failure
 
+    def raise_if_unawaited(self) -> None:
+        """Raise LocalProtocolError if the block forgot to await a send: with asyncio only."""
+
     def set_verdicts(self, verdict: Verdict) -> None:
         """Set what the database has decided: one verdict for all scopes that still exist."""
         for scope in self.scopes:
@@ -644,9 +652,19 @@ class AsyncTransactionMessages(BaseTransactionMessages):
         super().__init__(inner, begin_scope)
         self.prepare_send = prepare_send  # of the binding's ops
         self._prepare_lock = asyncio.Lock()  # a database connection serves one task at a time
+        self._calls = UnawaitedCalls()
 
-    async def send(self, message: Message) -> SendResult:
-        """Park a message; see `TransactionMessages.send`."""
+    def send(self, message: Message) -> Coroutine[Any, Any, SendResult]:
+        """Park a message; see `TransactionMessages.send`.
+
+        If it was not awaited, the end of the block raises LocalProtocolError and rolls back.
+        """
+        return self._calls.watch(self._send(message))
+
+    def raise_if_unawaited(self) -> None:
+        self._calls.raise_if_any("tx.send()")
+
+    async def _send(self, message: Message) -> SendResult:
         self._raise_if_ended()
         self.raise_if_send_failed()
         try:
@@ -747,6 +765,15 @@ class MarkerRetention(RowRetention):
     ) -> None:
         super().__init__(group=group, retention_ms=check_retention_ms(retention_ms), clock=clock)
         self._purges_acknowledged = purge_acknowledged
+        self._process_id = os.getpid()
+
+    def _check_process(self) -> None:
+        """Raise WrongProcess after a fork: the connections of the engine belong to the parent."""
+        if os.getpid() != self._process_id:
+            raise WrongProcess(
+                f"this {type(self).__name__} was created before a fork; create one in each child, "
+                "with an engine of its own"
+            )
 
     def _transaction_ended(self, tx: BaseTransactionMessages) -> None:
         """Queue the markers for deletion if the broker has acknowledged that they committed."""
@@ -767,6 +794,22 @@ class MarkerRetention(RowRetention):
 # --- inboxes -------------------------------------------------------------------------------------
 
 IdempotentHandler = Callable[[ReceivedMessage], bool]
+
+
+def check_effect(
+    function: Callable[..., Any], parameters: Sequence[str], *, is_async: bool = False
+) -> None:
+    """Raise TypeError for an effect that the inbox could not call.
+
+    The coroutine of an `async def` function would never run, and its message would count as done.
+    """
+    check_callable(function, "an effect of an inbox", parameters)
+    if inspect.iscoroutinefunction(function) and not is_async:
+        raise TypeError("an effect is a plain function; AsyncInbox takes `async def` functions")
+    if is_async and not inspect.iscoroutinefunction(function):
+        raise TypeError(
+            "an effect of AsyncInbox is an `async def` function; Inbox takes plain ones"
+        )
 
 
 class BlockingInbox(RowRetention):

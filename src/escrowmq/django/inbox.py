@@ -11,7 +11,7 @@ from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock
 from escrowmq.database import statements
 from escrowmq.database.marker import INBOX_RETENTION_MS, INBOX_TABLE
-from escrowmq.database.transaction import BlockingInbox, IdempotentHandler
+from escrowmq.database.transaction import BlockingInbox, IdempotentHandler, check_effect
 from escrowmq.django.connection import AliasConnection
 
 Effect = Callable[[ReceivedMessage], None]
@@ -57,7 +57,9 @@ class Inbox(BlockingInbox):
         The function runs in an atomic block that also contains the message's id. The decorated
         function takes a message, and returns True if it had its effect now and False if it had it
         before. It raises what the function or the database raises; nothing has happened then.
+        Raises TypeError for a coroutine function, or one with other parameters.
         """
+        check_effect(function, ("message",))
 
         @wraps(function)
         def handle_once(message: ReceivedMessage) -> bool:

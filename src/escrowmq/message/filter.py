@@ -4,6 +4,9 @@
     "created || paid"            messages with one of these tags
     SqlFilter("amount > 100")    messages whose properties satisfy an SQL92 expression
 
+A subscription has one filter for each topic: `{"orders": "paid", "stock": "*"}`. A topic alone, or
+a list of topics, reads all of their messages.
+
 The client sends the filter to the broker, which compiles and applies it. A queue entry holds only
 the hash of a message's tag, and two tags may have the same hash, so the client compares the text
 of the tag once more.
@@ -11,11 +14,12 @@ of the tag once more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from escrowmq.errors import InvalidSubscription
+from escrowmq.message.names import topic_name_error
 
 ExpressionType = Literal["TAG", "SQL92"]
 
@@ -35,7 +39,7 @@ class SqlFilter:
 
 
 FilterLike = str | SqlFilter
-Subscriptions = Mapping[str, FilterLike]  # by topic
+Subscriptions = str | Sequence[str] | Mapping[str, FilterLike]  # topics, or filters by topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,30 @@ def parse_filter(expression: FilterLike) -> FilterExpression:
         )
     tags = frozenset(parse_tags(expression))
     return FilterExpression() if not tags or SUBSCRIBE_ALL in tags else _tag_filter(tags)
+
+
+def parse_subscriptions(subscribe: Subscriptions | None) -> dict[str, FilterExpression]:
+    """Return the filter of each topic that a user subscribes to. Raises InvalidSubscription."""
+    if subscribe is None:
+        return {}
+    if isinstance(subscribe, str):
+        subscribe = (subscribe,)
+    if not isinstance(subscribe, Iterable):
+        raise InvalidSubscription(
+            f"subscribe= is a topic, a list of topics, or filters by topic, not {subscribe!r}"
+        )
+    filters = subscribe if isinstance(subscribe, Mapping) else dict.fromkeys(subscribe, "*")
+    for topic in filters:
+        check_topic(topic)
+    return {topic: parse_filter(expression) for topic, expression in filters.items()}
+
+
+def check_topic(topic: str) -> None:
+    """Raise InvalidSubscription for a topic that cannot exist."""
+    if not isinstance(topic, str):
+        raise InvalidSubscription(f"a topic is a text, not {topic!r}")
+    if error := topic_name_error(topic):
+        raise InvalidSubscription(error)
 
 
 def parse_tags(expression: str) -> tuple[str, ...]:

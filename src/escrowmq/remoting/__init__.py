@@ -18,6 +18,7 @@ Modules, in reading order:
 
     codes.py          numbers on the wire: requests, responses, flags, languages
     frame.py          split a stream into frames
+    foreign_protocols.py  recognise other protocols, for the errors of a wrong port
     command.py        a header and its two encodings, JSON and ROCKETMQ
     headers.py        typed headers of clients and brokers; `@request` ties them to request codes
     headers_admin.py  typed headers of administration and of the name server

@@ -304,6 +304,19 @@ class RemotingServer:
         """Note that a connection has sent its first request."""
         self._silent_connections.pop(connection, None)
 
+    def foreign_client_came(self, address: str, protocol: str) -> None:
+        """Log that a client speaks another protocol: it has a wrong port, or is a wrong client."""
+        advice = "this port serves RocketMQ's remoting protocol only"
+        if protocol == "TLS":
+            advice = "this port has no TLS: set tls.server.certPath and keyPath, or connect without"
+        self._limited_log.warning(
+            self.turn_start_ms,
+            "connection closed peer=%s: this looks like %s; %s",
+            address,
+            protocol,
+            advice,
+        )
+
     def _make_room(self, newcomer: Peer) -> bool:
         """Close a connection, so that there is room for another one; False if none has to go."""
         closed = self._find_silent(newcomer)

@@ -37,6 +37,11 @@ from escrowmq.config.loading import is_loopback
 from escrowmq.config.setting_types import read_credentials
 from escrowmq.errors import ConfigError, InvalidAccessRules
 from escrowmq.remoting.connection import SignFunction
+from escrowmq.remoting.foreign_protocols import (
+    FOREIGN_BYTES,
+    TLS_REQUIRED_ALERT,
+    foreign_protocol,
+)
 from escrowmq.secret import Secret
 from escrowmq.server.tasks import sleep_to_multiple
 from escrowmq.server.tls_connection import TlsConnection
@@ -262,6 +267,7 @@ HANDSHAKE_FIRST_BYTE: Final = 0x16
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 ACCEPT_BATCH_MAX: Final = 100
 ACCEPT_RETRY_S: Final = 0.2  # after an error such as too many open files
+UNREAD_BYTES_MAX: Final = 64 * 1024
 
 
 class TlsDetector:
@@ -349,27 +355,28 @@ class TlsDetector:
             self._loop.add_reader(self._listening_socket.fileno(), self._accept)
 
     async def _detect(self, accepted: socket.socket) -> None:
-        first: int | None = None
+        first = b""
         try:
             async with asyncio.timeout(self._idle_max_s):
-                first = await self._first_byte(accepted)
+                first = await self._first_bytes(accepted)
         except (OSError, TimeoutError) as error:
             self._refuse(accepted, str(error) or "nothing received in time")
             return
         except asyncio.CancelledError:
             accepted.close()
             raise
-        if first is None:
+        if not first:
             accepted.close()
-        elif first == HANDSHAKE_FIRST_BYTE:
+        elif first[0] == HANDSHAKE_FIRST_BYTE:
             await self._start_tls(accepted)
         elif self._is_enforcing:
-            self._refuse(accepted, "this port requires TLS")
+            self._refuse_plain(accepted, first)
         else:
             with contextlib.suppress(OSError):  # the client has gone
                 await self._loop.connect_accepted_socket(self._new_protocol, accepted)
 
     async def _start_tls(self, accepted: socket.socket) -> None:
+        peer = _peer_name(accepted)
         connection = TlsConnection(self._new_protocol, self._get_context())
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -384,26 +391,41 @@ class TlsDetector:
         except OSError as error:  # ssl.SSLError is one, and so is TimeoutError
             self.refused += 1
             reason = getattr(error, "reason", None) or str(error) or "not done in time"
-            log.info("TLS handshake failed: %s", reason)
+            log.info("TLS handshake failed peer=%s: %s", peer, reason)
+
+    def _refuse_plain(self, accepted: socket.socket, first: bytes) -> None:
+        """Refuse a client without TLS, and tell it so: ours shows it to its user."""
+        protocol = foreign_protocol(first) or "RocketMQ's remoting protocol without TLS"
+        with contextlib.suppress(OSError):
+            accepted.send(TLS_REQUIRED_ALERT)
+            accepted.recv(UNREAD_BYTES_MAX)  # unread bytes would reset the connection
+        self._refuse(accepted, f"this port requires TLS, and this looks like {protocol}")
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         self.refused += 1
-        log.info("connection refused: %s", reason)
+        log.info("connection refused peer=%s: %s", _peer_name(accepted), reason)
         accepted.close()
 
-    async def _first_byte(self, accepted: socket.socket) -> int | None:
-        """Return the first byte without consuming it; None if the client closes before it."""
+    async def _first_bytes(self, accepted: socket.socket) -> bytes:
+        """Return the first bytes without consuming them; empty if the client closes before."""
         readable = asyncio.Event()
         self._loop.add_reader(accepted.fileno(), readable.set)
         try:
             while True:
                 await readable.wait()
                 with contextlib.suppress(BlockingIOError, InterruptedError):
-                    first = accepted.recv(1, socket.MSG_PEEK)
-                    return first[0] if first else None
+                    return accepted.recv(FOREIGN_BYTES, socket.MSG_PEEK)
                 readable.clear()
         finally:
             self._loop.remove_reader(accepted.fileno())
+
+
+def _peer_name(accepted: socket.socket) -> str:
+    try:
+        address = accepted.getpeername()
+    except OSError:  # the client has gone
+        return "?"
+    return f"{address[0]}:{address[1]}"
 
 
 # --- watched files -------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from escrowmq.remoting.connection import (
     Event,
     Response,
 )
+from escrowmq.remoting.foreign_protocols import FOREIGN_BYTES, foreign_protocol
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Body, Request
 from escrowmq.remoting.responses import (
@@ -94,6 +95,7 @@ class ServerConnection(asyncio.Protocol):
         self._has_read_enough = False  # in this turn
         self._closes_when_sent = False  # nothing more is read, and responses are sent to the end
         self.is_silent = True  # no complete request has arrived yet
+        self._first_bytes = b""  # of the chunk that ended its silence, or violates the protocol
         self._has_account = False
         self._pending_calls: dict[Call, _PendingCall] = {}
         # Calls on other connections that wait for this one: its requests are responded to by them.
@@ -187,6 +189,7 @@ class ServerConnection(asyncio.Protocol):
             self.last_active_s = server.turn_start_s
             events = connection.events()
             if self.is_silent:
+                self._first_bytes = data[:FOREIGN_BYTES]
                 events = self._watch_first(events)
             remaining_work = server.handle_events(self, events)
         except RemoteProtocolError as error:
@@ -264,7 +267,11 @@ class ServerConnection(asyncio.Protocol):
             self._server.add_waiting(self, self._continue(events, nothing_begun()))
 
     def _close_after(self, error: RemoteProtocolError) -> None:
-        log.info("connection closed peer=%s: %s", self.address, error)
+        protocol = foreign_protocol(self._first_bytes) if self.is_silent else ""
+        if protocol:
+            self._server.foreign_client_came(self.address, protocol)
+        else:
+            log.info("connection closed peer=%s: %s", self.address, error)
         self.close()
 
     def eof_received(self) -> bool:

@@ -28,6 +28,7 @@ from sqlalchemy.util import await_only
 
 from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
+from escrowmq.client.mistakes import AsyncioClient, BlockingClient
 from escrowmq.client.producer.producer import Producer as AsyncProducer
 from escrowmq.client.producer.producer import ProducerOptions
 from escrowmq.clock import Clock
@@ -49,7 +50,7 @@ from escrowmq.database.transaction import (
     run_steps_async,
     transaction_steps,
 )
-from escrowmq.errors import ConfigError
+from escrowmq.errors import ClientClosed, ConfigError
 from escrowmq.message.transaction import Verdict
 from escrowmq.sql import joined, statements
 from escrowmq.sql.joined import (
@@ -66,7 +67,7 @@ log = logging.getLogger(__name__)
 END_THREADS: Final = 4
 
 
-class Escrow(MarkerRetention):
+class Escrow(MarkerRetention, BlockingClient):
     """Commits the database and sends the messages, or does neither.
 
         escrow = Escrow(engine, "127.0.0.1:9876", group="bank")
@@ -87,7 +88,8 @@ class Escrow(MarkerRetention):
     only with brokers that flush before they respond (SYNC_FLUSH).
     `options`: further parameters of `escrowmq.Producer`.
 
-    Raises ConfigError for a database that cannot be used, and what the database raises.
+    Raises ConfigError for a database that cannot be used, TypeError for an AsyncEngine, and what
+    the database raises.
     """
 
     def __init__(
@@ -103,13 +105,13 @@ class Escrow(MarkerRetention):
         clock: Clock | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
+        self._engine = statements.check_engine(engine, Engine, "Escrow")
         super().__init__(
             group=group,
             retention_ms=retention_ms,
             purge_acknowledged=purge_acknowledged,
             clock=clock,
         )
-        self._engine = engine
         self._session_factory = session_factory
         statements.reject_memory_database(engine)
         with engine.connect() as connection:
@@ -117,13 +119,14 @@ class Escrow(MarkerRetention):
                 statements.create_tables(connection)
             statements.check_transaction_support(connection)
             self._database_time.observe(statements.now_ms(connection))
+        self._warn_on_event_loop()
         joined.listen_to(engine)
         self._joining = JoiningEscrow(engine, group, self._end_joined, self._end_joined_later)
         self._end_executor = ThreadPoolExecutor(
             END_THREADS, thread_name_prefix=f"escrowmq-end-{group}"
         )
         self._endings: set[Future[None]] = set()
-        self._producer = Producer(servers, group=group, **options)
+        self._producer = _EscrowProducer(servers, group=group, **options)
         self._producer.checker("*")(self._check)
         self._producer.__enter__()
         self._cleanup_thread = CleanupThread(self.clean_up, name=f"escrowmq-{group}")
@@ -156,8 +159,11 @@ class Escrow(MarkerRetention):
         Leaving the block commits the database and then the messages. An exception rolls both
         back and is propagated; `Rollback` rolls back quietly. The block must not commit or roll
         back its session: that raises SessionEndedInBlock. Raises CommitUnknown if the database
-        does not say whether it has committed; a check finds out, and the messages follow it.
+        does not say whether it has committed; a check finds out, and the messages follow it. Raises
+        WrongProcess after a fork.
         """
+        self._check_process()
+        self._warn_on_event_loop()
         tx = self._new_messages()
         with self._session_factory(bind=self._engine) as session:
             steps, ops = transaction_steps(tx), _SessionOps(self, session, tx)
@@ -189,6 +195,8 @@ class Escrow(MarkerRetention):
         decides the messages: the database may have committed. Raises ConfigError for a session of
         another engine.
         """
+        self._check_process()
+        self._warn_on_event_loop()
         target = session() if isinstance(session, scoped_session) else session
         tx = joined.find_messages(self._joining, target)
         if tx is None:
@@ -248,6 +256,10 @@ class Escrow(MarkerRetention):
                 group=self._group,
                 may_be_purged=lambda now_ms: now_ms >= purged_from_ms,
             )
+
+
+class _EscrowProducer(Producer):
+    _has_warned = True  # the Escrow warns about an event loop
 
 
 class _EndOps:
@@ -334,7 +346,7 @@ class _SessionOps(_EndOps):
         return ConnectionMarkers(self._session.connection(), self._escrow._group)
 
 
-class AsyncEscrow(MarkerRetention):
+class AsyncEscrow(MarkerRetention, AsyncioClient):
     """Escrow for an AsyncEngine; see Escrow for the parameters.
 
         async with AsyncEscrow(engine, "127.0.0.1:9876", group="bank") as escrow:
@@ -358,13 +370,13 @@ class AsyncEscrow(MarkerRetention):
         clock: Clock | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
+        self._engine = statements.check_engine(engine, AsyncEngine, "AsyncEscrow")
         super().__init__(
             group=group,
             retention_ms=retention_ms,
             purge_acknowledged=purge_acknowledged,
             clock=clock,
         )
-        self._engine = engine
         self._session_factory = session_factory
         self._creates_tables = create_tables
         statements.reject_memory_database(engine.sync_engine)
@@ -410,8 +422,10 @@ class AsyncEscrow(MarkerRetention):
     async def transaction(self) -> AsyncIterator[tuple[AsyncSession, AsyncTransactionMessages]]:
         """Run a block in a database transaction; see `Escrow.transaction`.
 
-        If the task is cancelled while the database commits, a check decides the messages.
+        If the task is cancelled while the database commits, a check decides the messages. Raises
+        ClientClosed if the AsyncEscrow was not started.
         """
+        self._check_usable()
         tx = self._new_messages()
         async with self._session_factory(bind=self._engine) as session:
             steps, ops = transaction_steps(tx), _AsyncSessionOps(self, session, tx)
@@ -435,6 +449,7 @@ class AsyncEscrow(MarkerRetention):
         await tx.send(Message("transfers", payload))
         await session.commit()
         """
+        self._check_usable()
         owner = session() if isinstance(session, async_scoped_session) else session
         target = owner.sync_session if isinstance(owner, AsyncSession) else owner.sync_connection
         if target is None:
@@ -447,6 +462,14 @@ class AsyncEscrow(MarkerRetention):
             tx.prepare_send = lambda: owner.run_sync(transaction.prepare_send)
         assert isinstance(tx, AsyncTransactionMessages)
         return tx
+
+    def _check_usable(self) -> None:
+        self._check_process()
+        if self._cleanup_task is None:
+            raise ClientClosed(
+                "this AsyncEscrow is not started: use it in a block, `async with AsyncEscrow(…) as "
+                "escrow:`"
+            )
 
     def _new_messages(self) -> AsyncTransactionMessages:
         return AsyncTransactionMessages(

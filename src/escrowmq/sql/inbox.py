@@ -18,7 +18,12 @@ from escrowmq.client.consumer.consumer import Consumer as AsyncConsumer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock
 from escrowmq.database.marker import INBOX_RETENTION_MS
-from escrowmq.database.transaction import BlockingInbox, IdempotentHandler, RowRetention
+from escrowmq.database.transaction import (
+    BlockingInbox,
+    IdempotentHandler,
+    RowRetention,
+    check_effect,
+)
 from escrowmq.sql import statements
 from escrowmq.sql.statements import inbox_table, insert_inbox_row
 
@@ -59,7 +64,7 @@ class Inbox(BlockingInbox):
         clock: Clock | None = None,
     ) -> None:
         super().__init__(group=group, retention_ms=retention_ms, clock=clock)
-        self._engine = engine
+        self._engine = statements.check_engine(engine, Engine, "Inbox")
         self._session_factory = session_factory
         if create_tables:
             with engine.connect() as connection:
@@ -72,8 +77,10 @@ class Inbox(BlockingInbox):
         The function runs in a database transaction that also contains the message's id, and must
         not commit or roll back its session. The decorated function takes a message, and returns
         True if it had its effect now and False if it had it before. It raises what the function or
-        the database raises; nothing has happened then.
+        the database raises; nothing has happened then. Raises TypeError for a coroutine function,
+        or one with other parameters.
         """
+        check_effect(function, ("session", "message"))
 
         @wraps(function)
         def handle_once(message: ReceivedMessage) -> bool:
@@ -108,7 +115,7 @@ class AsyncInbox(RowRetention):
         clock: Clock | None = None,
     ) -> None:
         super().__init__(group=group, retention_ms=retention_ms, clock=clock)
-        self._engine = engine
+        self._engine = statements.check_engine(engine, AsyncEngine, "AsyncInbox")
         self._session_factory = session_factory
 
     async def create_tables(self) -> None:
@@ -119,6 +126,7 @@ class AsyncInbox(RowRetention):
 
     def effect(self, function: AsyncEffect) -> AsyncIdempotentHandler:
         """Make a coroutine function idempotent; see `Inbox.effect`."""
+        check_effect(function, ("session", "message"), is_async=True)
 
         @wraps(function)
         async def handle_once(message: ReceivedMessage) -> bool:

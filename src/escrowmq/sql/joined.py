@@ -102,6 +102,7 @@ class JoinedTransaction:
         self.tx.refuse_sends()
         try:
             self.tx.raise_if_send_failed()
+            self.tx.raise_if_unawaited()
             markers = ConnectionMarkers(connection, self._escrow.group)
             finish_markers(self.tx, markers)
             self._commit_began = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import VARCHAR
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from sqlalchemy.sql.functions import FunctionElement
@@ -53,6 +54,8 @@ from escrowmq.database.marker import (
 )
 from escrowmq.errors import ConfigError
 from escrowmq.message.transaction import Verdict
+
+T = TypeVar("T")
 
 metadata = MetaData()
 _BINARY_COLLATION: Final = "utf8mb4_bin"
@@ -384,6 +387,23 @@ def purge_before(connection: Connection, table: Table, before_ms: int) -> int:
 
 
 # --- checks at the start -------------------------------------------------------------------------
+
+
+def check_engine(engine: object, wanted: type[T], user: str) -> T:
+    """Return an engine of the wanted kind, Engine or AsyncEngine. Raises TypeError.
+
+    `user` is the class that needs it: `Escrow`.
+    """
+    if isinstance(engine, wanted):
+        return engine
+    kind, creator, other = "an Engine", "sqlalchemy.create_engine()", f"Async{user}"
+    if wanted is AsyncEngine:
+        kind, creator = "an AsyncEngine", "sqlalchemy.ext.asyncio.create_async_engine()"
+        other = user.removeprefix("Async")
+    text = f"{user} needs {kind}, which {creator} creates, not {type(engine).__name__}"
+    if isinstance(engine, Engine | AsyncEngine):
+        text += f"; {other} takes this one"
+    raise TypeError(text)
 
 
 def reject_memory_database(engine: Engine) -> None:

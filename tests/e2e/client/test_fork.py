@@ -12,9 +12,12 @@ from functools import partial
 
 import pytest
 
+from escrowmq import Consumer as AsyncConsumer
+from escrowmq import LiteConsumer as AsyncLiteConsumer
 from escrowmq import Message, ReceivedMessage, Verdict
 from escrowmq import Producer as AsyncProducer
-from escrowmq.blocking import Consumer, Producer
+from escrowmq import PullConsumer as AsyncPullConsumer
+from escrowmq.blocking import Consumer, LiteConsumer, Producer, PullConsumer
 from escrowmq.errors import WrongProcess
 from tests.support.brokers import LocalServer
 
@@ -171,3 +174,35 @@ async def test_an_asyncio_client_of_another_process_is_refused(server: LocalServ
 
         assert run_in_child(use_in_child) == 0
         await producer.send(Message("awaited", b"parent again"))
+
+
+async def test_an_asyncio_consumer_of_another_process_is_refused(server: LocalServer) -> None:
+    address = server.namesrv_address
+    async with (
+        AsyncConsumer(address, group="f", subscribe="orders") as consumer,
+        AsyncLiteConsumer(address, group="f-lite", subscribe="orders") as lite,
+        AsyncPullConsumer(address, group="f") as puller,
+    ):
+
+        def use_in_child() -> None:
+            for call in (consumer.receive, lite.poll, lambda: puller.queues("orders")):
+                with pytest.raises(WrongProcess, match="create a client in each child"):
+                    asyncio.run(call())
+
+        assert run_in_child(use_in_child) == 0
+
+
+def test_a_blocking_consumer_of_another_process_is_refused(server: LocalServer) -> None:
+    address = server.namesrv_address
+    with (
+        Consumer(address, group="f", subscribe="orders") as consumer,
+        LiteConsumer(address, group="f-lite", subscribe="orders") as lite,
+        PullConsumer(address, group="f") as puller,
+    ):
+
+        def use_in_child() -> None:
+            for call in (consumer.receive, lite.poll, lambda: puller.queues("orders")):
+                with pytest.raises(WrongProcess, match="create one in each child"):
+                    call()
+
+        assert run_in_child(use_in_child) == 0

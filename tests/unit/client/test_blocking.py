@@ -12,6 +12,8 @@ from escrowmq import blocking
 
 # Methods whose names differ: asyncio to blocking.
 RENAMED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
+# Methods that only say which class has the other kind of block or loop.
+EXPLANATIONS = ("AsyncioClient.", "BlockingClient.")
 CLASSES = sorted(blocking.__all__)
 # Values that are attributes of asyncio objects and properties of the blocking classes.
 ATTRIBUTES = {
@@ -27,6 +29,8 @@ ALIASES = {"LocalTransactionState": "Verdict"}  # RocketMQ's name
 
 def public_members(cls: type) -> Iterator[tuple[str, object]]:
     for name, member in inspect.getmembers(cls):
+        if getattr(member, "__qualname__", "").startswith(EXPLANATIONS):
+            continue
         if name in RENAMED or name in RENAMED.values() or not name.startswith("_"):
             yield RENAMED.get(name, name), member
 

@@ -267,3 +267,28 @@ def test_a_reply_finds_its_client_in_any_group() -> None:
     assert len(groups.expire(MEMBER_TIMEOUT_MS + 1)) == 2
     assert groups.channel_of_client("b") is None
     assert groups.members("p") == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "disputed"),
+    [
+        (topics("orders"), topics("orders"), ()),
+        (topics("orders"), topics("orders", version=2), ()),
+        (topics("orders"), topics("stock", version=2), ("orders", "stock")),
+        (topics("orders", "stock"), topics("orders"), ("stock",)),
+        (topics("orders", expression="a"), topics("orders", expression="b"), ("orders",)),
+    ],
+)
+def test_members_with_different_subscriptions_dispute_topics(
+    first: list[Subscription], second: list[Subscription], disputed: tuple[str, ...]
+) -> None:
+    groups = ConsumerGroups[FakePeer]()
+    assert heartbeat(groups, "a", subscriptions=first).disputed_topics == ()
+    assert heartbeat(groups, "b", subscriptions=second).disputed_topics == disputed
+
+
+def test_a_single_member_may_change_its_subscriptions() -> None:
+    groups = ConsumerGroups[FakePeer]()
+    heartbeat(groups, "a", subscriptions=topics("orders"))
+    changed = heartbeat(groups, "a", subscriptions=topics("stock", version=2))
+    assert changed.disputed_topics == ()

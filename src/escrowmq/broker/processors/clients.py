@@ -7,7 +7,7 @@ them are notified and rebalance. `consume/members.py` holds the groups and locks
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from escrowmq.broker.closed_names import check_group_is_open
@@ -18,6 +18,7 @@ from escrowmq.consume.members import (
     ConsumerGroups,
     ConsumerGroupSettings,
     GroupClient,
+    HeartbeatResult,
     ProducerGroups,
     QueueLocks,
 )
@@ -29,6 +30,7 @@ from escrowmq.consume.subscription import (
     prepare_subscription,
 )
 from escrowmq.errors import InvalidSubscription, RequestRefused
+from escrowmq.limited_log import LimitedLog
 from escrowmq.message.filter import TAG
 from escrowmq.message.names import retry_topic
 from escrowmq.remoting.bodies import (
@@ -54,6 +56,8 @@ log = logging.getLogger(__name__)
 _SHOWN_LENGTH_MAX: Final = 100  # of a client's text that a log line repeats
 QUEUES_PER_SLICE: Final = 128  # of a request to lock or unlock
 CLOSED_PER_SLICE: Final = 16  # members of a closed channel that are removed at once
+DISPUTES_LOGGED_MAX: Final = 3  # in a minute; members repeat their heartbeats
+DISPUTED_TOPICS_SHOWN: Final = 5
 
 
 class ClientProcessor:
@@ -78,6 +82,7 @@ class ClientProcessor:
         self.allows_sql = allows_sql
         self._background_work = background_work
         self._is_expiring = False
+        self._dispute_log = LimitedLog(log, lines_max=DISPUTES_LOGGED_MAX, period_ms=60_000)
         self._changed_groups: dict[str, None] = {}  # whose members are not notified yet
 
     def handlers(self) -> list[Handler]:
@@ -102,19 +107,21 @@ class ClientProcessor:
             version=request.head.version,
         )
         _check_names(heartbeat)
-        needs_subscriptions = True
+        needs_subscriptions, warning = True, ""
         for producer in heartbeat.producer_data_set:
             if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
                 self._on_producer_joined(producer.group_name, now_ms)
             yield
         for consumer in heartbeat.consumer_data_set:
             subscriptions = yield from _parse_subscriptions(consumer)
-            needs_subscriptions = self._register_consumer(
-                heartbeat, consumer, subscriptions, client, now_ms
-            )
+            result = self._register_consumer(heartbeat, consumer, subscriptions, client, now_ms)
+            needs_subscriptions = result is None or result.needs_subscriptions
+            if result is not None and result.disputed_topics:
+                warning = _dispute_warning(consumer.group_name, result.disputed_topics)
+                self._dispute_log.warning(now_ms, "client=%s: %s", client.client_id, warning)
             yield
         header = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=needs_subscriptions)
-        channel.respond(request, header)
+        channel.respond(request, header, remark=warning)  # clients of ours log it
 
     def _register_consumer(
         self,
@@ -123,11 +130,11 @@ class ClientProcessor:
         subscriptions: list[Subscription],
         client: GroupClient[Channel],
         now_ms: int,
-    ) -> bool:
-        """Return whether the next heartbeat must bring the subscriptions."""
+    ) -> HeartbeatResult[Channel] | None:
+        """Return None if the group does not exist: as RocketMQ, the broker ignores it then."""
         group = self._groups.get_or_create(entry.group_name, now_ms=now_ms)
         if group is None:
-            return True  # as RocketMQ: a group that does not exist is ignored
+            return None
         self._topics.ensure(
             retry_topic(entry.group_name), queue_count=group.retry_queue_nums, now_ms=now_ms
         )
@@ -148,7 +155,7 @@ class ClientProcessor:
             self._notify(result.evicted.group)
         if result.has_changed:
             self._notify(entry.group_name)
-        return result.needs_subscriptions
+        return result
 
     def unregister(self, channel: Channel, request: Request[UnregisterClient], now_ms: int) -> None:
         fields = request.head.fields
@@ -177,9 +184,13 @@ class ClientProcessor:
         group = request.head.fields.consumer_group
         members = self._consumers.members(group)
         if not members:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"no member of group {group} is connected"
-            )
+            reason = f"no member of group {group} is connected"
+            if self._groups.find(group) is None:
+                reason = (
+                    f"group {group} does not exist, and this broker creates none by itself: set "
+                    "autoCreateSubscriptionGroup=true, or create it with mqadmin updateSubGroup"
+                )
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, reason)
         ids = (member.client.client_id for member in members)
         empty = ConsumerList(consumer_id_list=[])
         channel.respond(
@@ -300,6 +311,14 @@ def _check_names(heartbeat: Heartbeat) -> None:
         _check_length("consumeType", str(consumer.consume_type))
         _check_length("messageModel", str(consumer.message_model))
         _check_length("consumeFromWhere", str(consumer.consume_from_where))
+
+
+def _dispute_warning(group: str, topics: Sequence[str]) -> str:
+    shown = ", ".join(topic[:_SHOWN_LENGTH_MAX] for topic in topics[:DISPUTED_TOPICS_SHOWN])
+    return (
+        f"the members of group {group} have different subscriptions to {shown}: each has a part of "
+        "the queues, so messages are missed; use another group for other subscriptions"
+    )
 
 
 def _check_length(field_name: str, name: str) -> None:

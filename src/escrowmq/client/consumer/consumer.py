@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, overload
 
 from escrowmq.client.access import Access
-from escrowmq.client.callbacks import failure_report
+from escrowmq.client.callbacks import failure_report, wait_for_close
 from escrowmq.client.consumer.broker_requests import BrokerRequests
 from escrowmq.client.consumer.fetcher import ConsumerLimits, Delivery, QueueFetcher
 from escrowmq.client.consumer.handlers import HandlerRegistry, HandlerT
@@ -29,20 +29,34 @@ from escrowmq.client.consumer.rebalance import (
     average,
 )
 from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage
+from escrowmq.client.mistakes import (
+    AsyncioClient,
+    check_callable,
+    check_seconds,
+    check_topic_argument,
+    short_traceback,
+)
 from escrowmq.client.producer.request_reply import send_reply
 from escrowmq.client.telemetry import Telemetry
+from escrowmq.client.termination import termination
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import ClientClosed, LocalProtocolError
-from escrowmq.message.filter import FilterLike, Subscriptions, parse_filter
+from escrowmq.message.filter import FilterLike, Subscriptions, parse_filter, parse_subscriptions
+from escrowmq.parsing import suggest_arguments
 
 log = logging.getLogger(__name__)
 
 RECEIVE_BATCH_SIZE: Final = 32
 # A message that could not be sent back to its broker is delivered here again after this time.
 REDELIVERY_DELAY_S: Final = 5.0
+NOT_STARTED: Final = (
+    "this consumer is not started: use it in a block, `async with Consumer(…) as consumer:`, or a "
+    "plain `with` if it is from escrowmq.blocking"
+)
 
 
-class Consumer:
+@suggest_arguments
+class Consumer(AsyncioClient):
     """A member of a consumer group. Each message goes to one member, at least once.
 
         async with Consumer(servers, group="billing", subscribe={"orders": "*"}) as consumer:
@@ -57,10 +71,12 @@ class Consumer:
         await consumer.run()                   # until SIGTERM, SIGINT, stop() or close()
 
     A message that was delivered and not acknowledged comes again, to this member or another: if
-    the process dies, and also if the loop is left by an exception.
+    the process dies, and also if the loop is left by an exception. SIGTERM ends the program when
+    it asks for the next message; see `escrowmq.client.termination`.
 
     `servers`: addresses of name servers, "127.0.0.1:9876" or several.
-    `subscribe`: filter by topic: "*", tags such as "a || b", or an `SqlFilter`.
+    `subscribe`: a topic, a list of topics, or a filter for each topic: "*", tags such as "a || b",
+    or an `SqlFilter`.
     `start`: where a group without committed offsets starts: "earliest", "latest" or a datetime.
     `assignment`: how queues are divided, see `escrowmq.client.consumer.rebalance`. All members
     must use the same.
@@ -120,8 +136,8 @@ class Consumer:
         self._rebalancer = self._broker_requests.rebalancer = Rebalancer(
             servers, group, settings, self._broker_requests.on_request, self._clock, access
         )
-        for topic, expression in (subscribe or {}).items():
-            self._rebalancer.subscribe(topic, parse_filter(expression))
+        for topic, expression in parse_subscriptions(subscribe).items():
+            self._rebalancer.subscribe(topic, expression)
         # Delivered messages by their id(): equal messages can be delivered twice, and users only
         # hand the message back.
         self._in_flight: dict[int, tuple[QueueFetcher, Delivery]] = {}
@@ -134,10 +150,13 @@ class Consumer:
 
     # --- start and stop --------------------------------------------------------------------------
 
+    @short_traceback
     async def __aenter__(self) -> Consumer:
+        self._rebalancer.heartbeat.check_usable()
         if not self._is_started:
             self._is_started = True
             await self._rebalancer.start()
+            termination.watch(self)
         return self
 
     async def __aexit__(
@@ -150,6 +169,7 @@ class Consumer:
             self._acknowledge()
         await self.close()
 
+    @short_traceback
     async def run(self) -> None:
         """Run the handlers until SIGTERM or SIGINT arrives, or `stop` or `close` is called.
 
@@ -181,7 +201,10 @@ class Consumer:
             return  # called by a handler: run() closes the consumer when the handler has returned
         if self._close_task is None:
             self._close_task = asyncio.create_task(self._close())
-        await asyncio.shield(self._close_task)
+        try:
+            await wait_for_close(self._close_task, self._close)
+        finally:
+            await termination.unwatch_async(self)
 
     async def _close(self) -> None:
         await self._rebalancer.stop()
@@ -209,11 +232,14 @@ class Consumer:
 
         A coroutine function runs on the event loop, a plain function in a thread. If the handler
         raises, the message comes again after a delay that grows each time. Raises
-        InvalidSubscription for an invalid filter.
+        InvalidSubscription for an invalid topic or filter, and TypeError if the handler does not
+        take one message.
         """
+        check_topic_argument(topic, "@consumer.on('orders')")
         parsed = parse_filter(expression)
 
         def register(handler: HandlerT) -> HandlerT:
+            check_callable(handler, "a handler of messages", ("message",))
             subscribed = self._rebalancer.subscription(topic)
             self._rebalancer.subscribe(topic, parsed if subscribed is None else subscribed | parsed)
             self._handlers.register(topic, parsed, handler)
@@ -275,7 +301,8 @@ class Consumer:
         """Wait for the next message. Acknowledges the one before, also if no message comes.
 
         Return None if none came within `timeout_s`; 0 does not wait, and None waits without end.
-        Raises ClientClosed if the consumer is closed.
+        Raises ClientClosed if the consumer is closed or was not started, and LocalProtocolError if
+        it subscribes to no topic.
         """
         messages = await self.receive_batch(1, timeout_s=timeout_s)
         return messages[0] if messages else None
@@ -290,9 +317,9 @@ class Consumer:
         orderly consumer returns at most one message of each queue.
 
         Return an empty list if none came within `timeout_s`; 0 does not wait, and None waits
-        without end. Raises ClientClosed if the consumer is closed, and ValueError if
-        `max_messages` is below 1.
+        without end. Raises what `receive` raises, and ValueError if `max_messages` is below 1.
         """
+        check_seconds("timeout_s", timeout_s)
         if max_messages < 1:
             raise ValueError(f"max_messages must be at least 1, not {max_messages}")
         messages = await self._next_messages(max_messages, timeout_s)
@@ -309,12 +336,30 @@ class Consumer:
         self, max_messages: int, timeout_s: float | None
     ) -> list[ReceivedMessage] | None:
         """Acknowledge the messages before and return the next ones; None once closed."""
+        self._check_receiving()
         self._acknowledge()
+        await termination.check_async(self)
         entries = await self._rebalancer.delivery_queue.get_batch(max_messages, timeout_s)
         if entries is not None:
             self._current = [self._deliver(*entry) for entry in entries]
             return list(self._current)
         return None
+
+    def _check_receiving(self) -> None:
+        """Raise an error if no message would ever come."""
+        if not self._is_started:
+            raise ClientClosed(NOT_STARTED)
+        self._rebalancer.heartbeat.check_owner()
+        if not self._rebalancer.filters:
+            raise LocalProtocolError(
+                "this consumer subscribes to no topic: give subscribe=, or register handlers with "
+                "on() and call run()"
+            )
+
+    @property
+    def has_messages_in_hand(self) -> bool:
+        """Whether messages were received and are not acknowledged yet. Handlers do not count."""
+        return bool(self._current)
 
     def _acknowledge(self) -> None:
         messages, self._current = self._current, []
@@ -323,6 +368,7 @@ class Consumer:
 
     # --- retries and replies ---------------------------------------------------------------------
 
+    @short_traceback
     async def retry_later(
         self,
         message: ReceivedMessage,
@@ -367,6 +413,7 @@ class Consumer:
         )
         self._mark_done(message)
 
+    @short_traceback
     async def dead_letter(self, message: ReceivedMessage, *, cause: BaseException | str) -> None:
         """Move a message to the dead letters of the group now, instead of acknowledging it.
 
@@ -389,6 +436,7 @@ class Consumer:
             failure_report(cause).cause,
         )
 
+    @short_traceback
     async def reply(
         self,
         message: ReceivedMessage,

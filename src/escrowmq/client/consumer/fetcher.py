@@ -21,7 +21,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from escrowmq.client.consumer.offset_store import ConsumeFrom, OffsetStore
 from escrowmq.client.consumer.queue_client import QueueClient
 from escrowmq.client.messages import MessageQueue, ReceivedMessage, retained_bytes
-from escrowmq.errors import EscrowError
+from escrowmq.errors import EscrowError, LocalProtocolError
+from escrowmq.limited_log import RepeatedLog
 from escrowmq.message.filter import FilterExpression
 from escrowmq.message.names import RETRY_PREFIX
 
@@ -87,6 +88,7 @@ class QueueFetcher:
         offset_store: OffsetStore,
         limiter: InFlightLimiter,
         delivery_queue: DeliveryQueue[QueueFetcher, Delivery],
+        repeated_log: RepeatedLog | None = None,
     ) -> None:
         self.queue = queue
         self._expression = expression
@@ -97,6 +99,7 @@ class QueueFetcher:
         self._offset_store = offset_store
         self._limiter = limiter
         self._delivery_queue = delivery_queue
+        self._repeated_log = repeated_log or RepeatedLog(log)
         self._in_flight: InFlight | None = None
         self._next_offset: int | None = None  # of the next pull
         self._committed_offset = -1
@@ -201,15 +204,30 @@ class QueueFetcher:
                 await self._can_pull.wait()
                 await self._limiter.wait_for_capacity(self._in_flight)
                 self._next_offset = await self._pull(self._next_offset, self._in_flight)
+                self._repeated_log.ended(self._pull_state)
                 if pause_s := self._backoff.pause_s:
                     await asyncio.sleep(pause_s)
             except EscrowError as error:
-                log.warning("pull failed, retrying queue=%s: %s", self.queue, error)
+                now_s = asyncio.get_running_loop().time()
+                self._repeated_log.warning(
+                    now_s,
+                    self._pull_state,
+                    "pull failed, retrying group=%s queue=%s: %s",
+                    self._queue_client.group,
+                    self.queue,
+                    error,
+                )
                 await asyncio.sleep(RETRY_PAUSE_S)
             except Exception:
                 # A bug. Ending the task would stop the queue without a word.
                 log.exception("pull failed, retrying queue=%s", self.queue)
                 await asyncio.sleep(RETRY_PAUSE_S)
+
+    @property
+    def _pull_state(self) -> str:
+        """The state for which a failed pull is logged: the queues of a topic on a broker fail
+        together."""
+        return f"{self.queue.topic} {self.queue.broker}"
 
     async def _first_offset(self) -> int:
         committed = await self._offset_store.read(self.queue, is_new_queue=self._is_new_queue)
@@ -407,6 +425,7 @@ class DeliveryQueue(Generic[Q, M]):
         self._delivered: set[Q] = set()  # orderly: queues with a message that is not released
         self._paused: set[Q] = set()
         self._released = asyncio.Event()
+        self._is_waiting = False  # a call of get_batch() does
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -444,14 +463,23 @@ class DeliveryQueue(Generic[Q, M]):
     ) -> list[tuple[Q, M]] | None:
         """Wait for a message, and return it with others that are there; None once closed.
 
-        The list is empty if no message came within `timeout_s`; None waits without end.
+        The list is empty if no message came within `timeout_s`; None waits without end. Raises
+        LocalProtocolError if another call waits.
         """
+        if self._is_waiting:
+            raise LocalProtocolError(
+                "another task or thread waits for messages of this consumer, and each would "
+                "acknowledge those of the other; use handlers with run(), or a consumer for each"
+            )
         if (first := self.get_nowait()) is None:
+            self._is_waiting = True
             try:
                 async with asyncio.timeout(timeout_s):
                     first = await self.get()
             except TimeoutError:
                 return []
+            finally:
+                self._is_waiting = False
         if first is None:
             return None
         batch = [first]

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final
 
 from escrowmq.client.access import Access
-from escrowmq.client.callbacks import keep_running
+from escrowmq.client.callbacks import keep_running, wait_for_close
 from escrowmq.client.consumer.broker_requests import BrokerRequests
 from escrowmq.client.consumer.fetcher import ConsumerLimits, Delivery, QueueFetcher
 from escrowmq.client.consumer.offset_store import ConsumeFrom, SupportsTimestamp
@@ -21,16 +21,31 @@ from escrowmq.client.consumer.rebalance import (
 )
 from escrowmq.client.heartbeat import ConsumerHeartbeat, new_client_id, subscription_entry
 from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage
+from escrowmq.client.mistakes import (
+    AsyncioClient,
+    check_group,
+    check_seconds,
+    short_traceback,
+)
+from escrowmq.client.termination import termination
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.errors import LocalProtocolError, RequestRefused
-from escrowmq.message.filter import FilterExpression, FilterLike, Subscriptions, parse_filter
+from escrowmq.errors import ClientClosed, LocalProtocolError, RequestRefused
+from escrowmq.message.filter import (
+    FilterExpression,
+    FilterLike,
+    Subscriptions,
+    parse_filter,
+    parse_subscriptions,
+)
+from escrowmq.parsing import suggest_arguments
 from escrowmq.remoting.bodies import ConsumerEntry
 from escrowmq.remoting.codes import ResponseCode
 
 POLL_BATCH_SIZE: Final = 32
 
 
-class LiteConsumer:
+@suggest_arguments
+class LiteConsumer(AsyncioClient):
     """A consumer that is polled for batches and can seek.
 
         async with LiteConsumer(servers, group="report", subscribe={"orders": "*"}) as consumer:
@@ -76,15 +91,22 @@ class LiteConsumer:
         self._rebalancer = self._broker_requests.rebalancer = Rebalancer(
             servers, group, settings, self._broker_requests.on_request, clock, access
         )
-        self._is_subscribed = bool(subscribe)
-        for topic, expression in (subscribe or {}).items():
-            self._rebalancer.subscribe(topic, parse_filter(expression))
+        subscriptions = parse_subscriptions(subscribe)
+        self._is_subscribed = bool(subscriptions)
+        for topic, expression in subscriptions.items():
+            self._rebalancer.subscribe(topic, expression)
         self._unacknowledged: list[tuple[QueueFetcher, Delivery]] = []
+        self._is_started = False
 
     # --- start and stop --------------------------------------------------------------------------
 
+    @short_traceback
     async def __aenter__(self) -> LiteConsumer:
-        await self._rebalancer.start()
+        self._rebalancer.heartbeat.check_usable()
+        if not self._is_started:
+            self._is_started = True
+            await self._rebalancer.start()
+            termination.watch(self)
         return self
 
     async def __aexit__(
@@ -99,25 +121,35 @@ class LiteConsumer:
 
     async def close(self) -> None:
         """Leave the group and disconnect. Commits first, unless `auto_commit` is off."""
+        try:
+            await wait_for_close(asyncio.create_task(self._close()), self._close)
+        finally:
+            await termination.unwatch_async(self)
+
+    async def _close(self) -> None:
         await self._broker_requests.close()
         await self._rebalancer.close()
 
     # --- queues ----------------------------------------------------------------------------------
 
+    @short_traceback
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic, whichever member has them. Raises NoRoute."""
-        route = await self._rebalancer.heartbeat.routes.get(self._namespace.wrap(topic), fresh=True)
+        routes = self._rebalancer.heartbeat.routes
+        route = await routes.get_existing(self._namespace.wrap(topic))
         return sorted(route.readable_queues)
 
     async def assign(self, queues: Sequence[MessageQueue], expression: FilterLike = "*") -> None:
         """Read exactly these queues, whatever other members read.
 
-        Raises LocalProtocolError if the consumer subscribes to topics.
+        Raises LocalProtocolError if the consumer subscribes to topics, and ClientClosed if it was
+        not started.
         """
         if self._is_subscribed:
             raise LocalProtocolError(
                 "assign() cannot be combined with subscribe=: the group divides the queues"
             )
+        self._check_started()
         parsed = parse_filter(expression)
         for queue in queues:
             self._rebalancer.subscribe(queue.topic, parsed)
@@ -135,24 +167,50 @@ class LiteConsumer:
     ) -> list[ReceivedMessage]:
         """Return up to `max_messages` messages; an empty list if none came within `timeout_s`.
 
-        Acknowledges the messages of the poll before.
+        Acknowledges the messages of the poll before. Raises ClientClosed if the consumer is closed
+        or was not started, and LocalProtocolError if it neither subscribes to a topic nor has
+        assigned queues.
         """
+        check_seconds("timeout_s", timeout_s)
+        self._check_started()
+        if not self._rebalancer.filters:
+            raise LocalProtocolError(
+                "this consumer reads nothing: give subscribe=, or choose queues with assign()"
+            )
         self._acknowledge()
+        await termination.check_async(self)
         entries = await self._rebalancer.delivery_queue.get_batch(max_messages, timeout_s)
-        self._unacknowledged = entries or []
+        if entries is None:
+            raise ClientClosed("the consumer is closed; create a new one to receive more")
+        self._unacknowledged = entries
         return [delivery.message for _, delivery in self._unacknowledged]
+
+    def _check_started(self) -> None:
+        if not self._is_started:
+            raise ClientClosed(
+                "this consumer is not started: use it in a block, `async with LiteConsumer(…) as "
+                "consumer:`, or a plain `with` if it is from escrowmq.blocking"
+            )
+        self._rebalancer.heartbeat.check_owner()
+
+    @property
+    def has_messages_in_hand(self) -> bool:
+        """Whether messages were polled and are not acknowledged yet."""
+        return bool(self._unacknowledged)
 
     def _acknowledge(self) -> None:
         for fetcher, delivery in self._unacknowledged:
             fetcher.mark_done(delivery)
         self._unacknowledged = []
 
+    @short_traceback
     async def commit(self) -> None:
         """Acknowledge and commit all messages polled. Raises TransportError or RequestRefused."""
         self._acknowledge()
         for fetcher in list(self._rebalancer.fetchers.values()):
             await fetcher.commit()
 
+    @short_traceback
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the queue offset that the group committed; None if it never did."""
         return await self._rebalancer.queue_client.committed(queue)
@@ -170,14 +228,17 @@ class LiteConsumer:
         self._unacknowledged = [entry for entry in self._unacknowledged if entry[0] is not fetcher]
         await fetcher.seek(offset)
 
+    @short_traceback
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Continue at the oldest message of a queue."""
         await self.seek(queue, await self._rebalancer.queue_client.earliest_offset(queue))
 
+    @short_traceback
     async def seek_to_end(self, queue: MessageQueue) -> None:
         """Skip all messages that are in a queue now."""
         await self.seek(queue, await self._rebalancer.queue_client.latest_offset(queue))
 
+    @short_traceback
     async def seek_to_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> None:
         """Continue at the first message that was stored at that time or later."""
         offset = await self._rebalancer.queue_client.offset_at_time(
@@ -204,7 +265,8 @@ class LiteConsumer:
         return fetcher
 
 
-class PullConsumer:
+@suggest_arguments
+class PullConsumer(AsyncioClient):
     """A consumer that reads queues by hand: which, from where, how much.
 
         async with PullConsumer(servers, group="audit") as consumer:
@@ -228,6 +290,7 @@ class PullConsumer:
         clock: Clock | None = None,
         access: Access | None = None,
     ) -> None:
+        check_group(group)
         self.group = group
         self._namespace = Namespace(namespace)
         self._assignment = assignment
@@ -251,6 +314,8 @@ class PullConsumer:
         self._heartbeat_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> PullConsumer:
+        self._heartbeat.check_usable()
+        termination.watch(self)
         return self
 
     async def __aexit__(
@@ -266,15 +331,20 @@ class PullConsumer:
         if self._heartbeat_task is not None:
             self._heartbeat_task.cancel()
             await asyncio.gather(self._heartbeat_task, return_exceptions=True)
-        await self._heartbeat.leave()
+        try:
+            await self._heartbeat.leave()
+        finally:
+            await termination.unwatch_async(self)
 
     # --- queues ----------------------------------------------------------------------------------
 
+    @short_traceback
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic. Raises NoRoute."""
-        route = await self._heartbeat.routes.get(self._namespace.wrap(topic), fresh=True)
+        route = await self._heartbeat.routes.get_existing(self._namespace.wrap(topic))
         return sorted(route.readable_queues)
 
+    @short_traceback
     async def assigned_queues(self, topic: str) -> list[MessageQueue]:
         """Join the group, and return this member's share of the queues of a topic.
 
@@ -295,6 +365,7 @@ class PullConsumer:
 
     # --- messages --------------------------------------------------------------------------------
 
+    @short_traceback
     async def pull(
         self,
         queue: MessageQueue,
@@ -315,10 +386,12 @@ class PullConsumer:
 
     # --- offsets ---------------------------------------------------------------------------------
 
+    @short_traceback
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the queue offset that the group committed; None if it never did."""
         return await self._queue_client.committed(queue)
 
+    @short_traceback
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Commit the queue offset of the next message to read. Creates the group if needed."""
         if offset < 0:
@@ -331,17 +404,25 @@ class PullConsumer:
             await self._heartbeat.create_group(queue)
             await self._queue_client.commit(queue, offset)
 
+    @short_traceback
     async def earliest_offset(self, queue: MessageQueue) -> int:
         """Return the queue offset of the oldest message."""
         return await self._queue_client.earliest_offset(queue)
 
+    @short_traceback
     async def latest_offset(self, queue: MessageQueue) -> int:
         """Return the queue offset of the next message that will be stored."""
         return await self._queue_client.latest_offset(queue)
 
+    @short_traceback
     async def offset_at_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> int:
         """Return the queue offset of the first message stored at that time or later."""
         return await self._queue_client.offset_at_time(queue, int(moment.timestamp() * 1000))
+
+    @property
+    def has_messages_in_hand(self) -> bool:
+        """False, because the application commits by itself: nothing is known here."""
+        return False
 
     def _consumer_entry(self) -> ConsumerEntry:
         return ConsumerEntry(

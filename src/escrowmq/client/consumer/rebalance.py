@@ -44,10 +44,12 @@ from escrowmq.client.consumer.offset_store import (
 from escrowmq.client.consumer.queue_client import QueueClient
 from escrowmq.client.heartbeat import ConsumerHeartbeat, new_client_id, subscription_entry
 from escrowmq.client.messages import MessageQueue, Namespace
+from escrowmq.client.mistakes import check_group
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import EscrowError, NoRoute
-from escrowmq.message.filter import FilterExpression
-from escrowmq.message.names import retry_topic
+from escrowmq.limited_log import RepeatedLog
+from escrowmq.message.filter import FilterExpression, check_topic
+from escrowmq.message.names import is_group_topic, retry_topic
 from escrowmq.remoting.bodies import ConsumerEntry
 
 log = logging.getLogger(__name__)
@@ -238,11 +240,12 @@ class Rebalancer:
         clock: Clock | None = None,
         access: Access | None = None,
     ) -> None:
-        if not group:
-            raise ValueError("a consumer needs a group: give group=")
+        check_group(group)
         self.settings = settings
         self.group = settings.namespace.wrap(group)
         self._clock = clock or SystemClock()
+        self._topic_log = RepeatedLog(log)  # topics that do not exist, or cannot be read
+        self._pull_log = RepeatedLog(log)  # pulls that fail
         self.heartbeat = ConsumerHeartbeat(
             servers,
             on_request,
@@ -334,8 +337,7 @@ class Rebalancer:
 
     def subscribe(self, topic: str, expression: FilterExpression) -> None:
         """Subscribe to a topic, or change its filter. Also possible while consuming."""
-        if not topic:
-            raise ValueError("a subscription needs a topic")
+        check_topic(topic)
         topic = self.settings.namespace.wrap(topic)
         self.filters[topic] = expression
         # Brokers keep the subscription with the highest version.
@@ -394,12 +396,23 @@ class Rebalancer:
         try:
             own_queues, shifted = await self._compute_assignment(topic)
         except NoRoute:
-            return True  # the topic does not exist yet, or its broker restarts: keep its queues
+            # The topic does not exist yet, or its broker restarts: keep its queues.
+            await self._warn_missing(topic)
+            return True
         except EscrowError as error:
             if self._is_first_rebalance:
                 raise
-            log.warning("rebalance failed, retrying in 1 s topic=%s: %s", topic, error)
+            self._topic_log.warning(
+                self._clock.elapsed_s(),
+                f"rebalance {topic}",
+                "rebalance failed, retrying every second group=%s topic=%s: %s",
+                self.group,
+                topic,
+                error,
+            )
             return True
+        self._topic_log.ended(f"rebalance {topic}")
+        self._warn_idle(topic, own_queues)
         for queue in [q for q in self.fetchers if q.topic == topic and q not in own_queues]:
             await self._release(queue)
         new_queues = own_queues - set(self.fetchers) - set(self._releasing)
@@ -409,12 +422,40 @@ class Rebalancer:
         self._start_fetching(new_queues & shifted, grace_s=TAKEOVER_DELAY_S)
         return not own_queues <= set(self.fetchers)
 
+    async def _warn_missing(self, topic: str) -> None:
+        """Warn that a topic does not exist: it may be misspelt. A broker creates retry topics."""
+        if is_group_topic(topic) or not self._topic_log.is_due(self._clock.elapsed_s(), topic):
+            return
+        log.warning(
+            "group=%s waits for a topic: %s",
+            self.group,
+            await self.heartbeat.routes.describe_missing(topic),
+        )
+
+    def _warn_idle(self, topic: str, own_queues: set[MessageQueue]) -> None:
+        """Warn if other members have all queues of a topic, so that no message comes here."""
+        state, member_count = f"idle {topic}", len(self._last_members.get(topic, ()))
+        if own_queues or member_count < 2 or is_group_topic(topic):
+            self._topic_log.ended(state)
+            return
+        self._topic_log.warning(
+            self._clock.elapsed_s(),
+            state,
+            "this member gets no messages group=%s topic=%s: the other ones of %d members have all "
+            "queues; give the topic more queues, or the group fewer members",
+            self.group,
+            topic,
+            member_count,
+        )
+
     async def _compute_assignment(self, topic: str) -> tuple[set[MessageQueue], set[MessageQueue]]:
         """Return this member's queues, and those that another running member may still have."""
         route = await self.heartbeat.routes.get(topic, fresh=True)
         addresses = list(route.broker_addresses.values())
         if not addresses:
             raise NoRoute(f"no broker of {topic} is running")
+        if self._topic_log.ended(topic):
+            log.info("topic found group=%s topic=%s", self.group, topic)
         address = await self.heartbeat.send_heartbeats(addresses)
         if self._is_first_rebalance:
             await self.heartbeat.check_filters(address)
@@ -449,6 +490,7 @@ class Rebalancer:
                 offset_store=self._offset_store,
                 limiter=self.limiter,
                 delivery_queue=self.delivery_queue,
+                repeated_log=self._pull_log,
             )
             fetcher.start(grace_s=grace_s)
 

@@ -191,7 +191,8 @@ class CheckerRegistry:
         if checker is None:
             self.counts.unregistered += 1
             log.error(
-                "no checker for transaction=%s topic=%s; register one with producer.checker()",
+                "no checker for transaction=%s topic=%s; register one with producer.checker(), or "
+                "give this producer another group than those that have checkers",
                 message.transaction_id,
                 message.topic,
             )
@@ -265,4 +266,11 @@ class CheckerRegistry:
 
 def to_verdict(value: Any) -> Verdict:
     """Convert what a checker or listener returned; None is UNKNOWN. Raises ValueError."""
-    return Verdict.UNKNOWN if value is None else Verdict(value)
+    if value is None:
+        return Verdict.UNKNOWN
+    if isinstance(value, bool) or value not in set(Verdict):
+        raise ValueError(
+            "a checker or listener returns Verdict.COMMIT, Verdict.ROLLBACK or Verdict.UNKNOWN, "
+            f"not {value!r}"
+        )
+    return Verdict(value)

@@ -26,6 +26,15 @@ from escrowmq.client.messages import (
     Namespace,
     ReceivedMessage,
     SendResult,
+    check_is_message,
+)
+from escrowmq.client.mistakes import (
+    AsyncioClient,
+    check_callable,
+    check_group,
+    check_seconds,
+    check_topic_argument,
+    short_traceback,
 )
 from escrowmq.client.producer.checker import (
     CHECK_REQUEST_HOLD_MAX,
@@ -59,6 +68,7 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.message.names import INSTANCE_ID
 from escrowmq.message.record import TRANSACTION_PREPARED
 from escrowmq.message.transaction import Verdict
+from escrowmq.parsing import suggest_arguments
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.requests import Request
 
@@ -87,7 +97,8 @@ class ProducerOptions(TypedDict, total=False):
     access: Access | None
 
 
-class Producer:
+@suggest_arguments
+class Producer(AsyncioClient):
     """Sends messages.
 
         async with Producer("127.0.0.1:9876", group="orders") as producer:
@@ -132,6 +143,8 @@ class Producer:
         clock: Clock | None = None,
         access: Access | None = None,
     ) -> None:
+        check_group(group)
+        check_seconds("timeout_s", timeout_s)
         self.group = group
         self.namespace = Namespace(namespace)
         self._clock = clock or SystemClock()
@@ -189,6 +202,7 @@ class Producer:
         )
 
     async def __aenter__(self: P) -> P:
+        self._pool.check_usable()
         self._heartbeat.start()
         return self
 
@@ -208,6 +222,7 @@ class Producer:
 
     # --- sending ---------------------------------------------------------------------------------
 
+    @short_traceback
     async def send(
         self, message: Message, *, queue: MessageQueue | QueueSelector | None = None
     ) -> SendResult:
@@ -223,6 +238,7 @@ class Producer:
         choose_queue = None if queue is None else self._queue_chooser(queue, message)
         return await self._send(message, self._base_properties, choose_queue=choose_queue)
 
+    @short_traceback
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | QueueSelector | None = None
     ) -> None:
@@ -230,10 +246,12 @@ class Producer:
 
         Raises NotSent or NoRoute if it could not be written to a connection.
         """
+        check_is_message(message)
         encoded = self._encode(message, self._base_properties)
         choose_queue = None if queue is None else self._queue_chooser(queue, message)
         await self._sender.send_oneway(encoded, choose_queue)
 
+    @short_traceback
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | QueueSelector | None = None
     ) -> list[SendResult]:
@@ -272,6 +290,7 @@ class Producer:
                 span.end({}, failure)
         return results
 
+    @short_traceback
     async def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
         """Send a message and wait for the reply of a consumer (`consumer.reply`).
 
@@ -282,6 +301,7 @@ class Producer:
             timeout_s,
         )
 
+    @short_traceback
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Return the writable queues of a topic. Raises NoRoute if there are none."""
         route = await self._sender.writable_route(self.namespace.wrap(topic))
@@ -297,6 +317,7 @@ class Producer:
         with_delay: bool = True,
         parent: Span | None = None,
     ) -> SendResult:
+        check_is_message(message)
         if self._telemetry is None:
             encoded = self._encode(message, extra_properties, sys_flag, with_delay)
             return self._without_namespace(await self._sender.send(encoded, choose_queue))
@@ -405,10 +426,13 @@ class Producer:
         broker checks again later.
 
         Register it for a topic, a topic and a tag, all topics ("*"), or the transactions with a
-        name. Raises ValueError for any other combination.
+        name. Raises ValueError for any other combination, and TypeError if the function does not
+        take one message.
         """
+        check_topic_argument(topic, "@producer.checker('orders')")
 
         def register(checker: CheckerT) -> CheckerT:
+            check_callable(checker, "a checker of transactions", ("message",))
             self._checkers.register(checker, topic=topic, tag=tag, name=name)
             self._heartbeat.register_soon()
             return checker
@@ -433,6 +457,7 @@ class Producer:
             names.PRODUCER_GROUP: self._wrapped_group,
             **extra_properties,
         }
+        check_is_message(message)
         with_delay = not message.is_delayed or await self._can_delay_halves(message.topic)
         result = await self._send(
             message,

@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from escrowmq.client.heartbeat import ProducerHeartbeat
-from escrowmq.client.messages import Message, MessageQueue, SendResult, SendStatus
+from escrowmq.client.messages import (
+    Message,
+    MessageQueue,
+    SendResult,
+    SendStatus,
+    check_is_message,
+)
 from escrowmq.client.routes import DEFAULT_QUEUE_COUNT, Routes
 from escrowmq.client.topic_route import Route
 from escrowmq.clock import Clock, epoch_ms
@@ -410,6 +416,8 @@ def check_batch(messages: Sequence[Message]) -> None:
     """Raise LocalProtocolError if these messages cannot be one batch."""
     if not messages:
         raise LocalProtocolError("a batch needs at least one message")
+    for message in messages:
+        check_is_message(message)
     first = messages[0]
     for message in messages:
         if message.topic != first.topic:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -13,11 +13,13 @@ from typing import Any, Final, NamedTuple
 from escrowmq.client.callbacks import describe, shorten
 from escrowmq.client.connection import ClientConnection
 from escrowmq.client.messages import Message, MessageQueue, Namespace, SendResult, SendStatus
+from escrowmq.client.mistakes import AsyncioClient, UnawaitedCalls, short_traceback
 from escrowmq.client.telemetry import Span
 from escrowmq.errors import (
     BrokenResponse,
     EscrowError,
     HalfNotDurable,
+    LocalProtocolError,
     OutcomeUnknown,
     RemoteProtocolError,
     RequestRefused,
@@ -69,7 +71,7 @@ class TransactionOutcome:
 ParkHalf = Callable[[Message, dict[str, str], Any], Awaitable[SendResult]]
 
 
-class Transaction:
+class Transaction(AsyncioClient):
     """A block that commits its messages when it is left normally.
 
         async with producer.transaction(Message("orders", b"o-1")) as tx:
@@ -105,11 +107,13 @@ class Transaction:
         self.halves: list[SendResult] = []
         self.outcome: TransactionOutcome | None = None
         self.id = id  # if empty, set to the id of the first message
+        self._calls = UnawaitedCalls()
 
+    @short_traceback
     async def __aenter__(self) -> Transaction:
         if self._first_message is not None:
             try:
-                await self.send(self._first_message)
+                await self._send(self._first_message)
             except BaseException as error:
                 self._close_span(error)
                 raise
@@ -122,6 +126,12 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> bool:
         try:
+            if error is None:
+                try:
+                    self._calls.raise_if_any("tx.send()")
+                except LocalProtocolError as mistake:
+                    await self._end_block(mistake)
+                    raise
             return await self._end_block(error)
         finally:
             self._close_span(error)
@@ -143,12 +153,17 @@ class Transaction:
             )
         return False
 
-    async def send(self, message: Message) -> SendResult:
+    def send(self, message: Message) -> Coroutine[Any, Any, SendResult]:
         """Park another message, which is committed or rolled back with the others.
 
         Raises what `producer.send` raises, TransactionConflict if the transaction has ended, and
-        HalfNotDurable, after rolling back, if the broker did not store it safely.
+        HalfNotDurable, after rolling back, if the broker did not store it safely. If it was not
+        awaited, the end of the block raises LocalProtocolError and does not commit.
         """
+        return self._calls.watch(self._send(message))
+
+    @short_traceback
+    async def _send(self, message: Message) -> SendResult:
         if self.outcome is not None:
             raise TransactionConflict("this transaction has ended", self.outcome.state)
         properties = {TX_ID: self.id} if self.id else {}
@@ -165,6 +180,7 @@ class Transaction:
             )
         return result
 
+    @short_traceback
     async def end(self, verdict: Verdict, *, remark: str = "") -> TransactionOutcome:
         """Commit or roll back now; the end of the block then does nothing.
 

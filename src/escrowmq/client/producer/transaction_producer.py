@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Unpack
 
 from escrowmq.client.callbacks import describe, run_callback
 from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from escrowmq.client.mistakes import check_callable, short_traceback
 from escrowmq.client.producer.checker import ALL_TOPICS, to_verdict
 from escrowmq.client.producer.producer import Producer, ProducerOptions
 from escrowmq.client.producer.transaction import TransactionOutcome
@@ -106,10 +107,16 @@ class TransactionProducer(Producer):
         for method in ("execute_local_transaction", "check_local_transaction"):
             if not callable(getattr(listener, method, None)):
                 raise TypeError(f"the listener {type(listener).__name__} has no method {method}")
+        check_callable(
+            listener.execute_local_transaction,
+            "execute_local_transaction of a listener",
+            ("message", "arg"),
+        )
         super().__init__(servers, group=group, clock=clock, **options)
         self.listener = listener
         self.checker(ALL_TOPICS)(listener.check_local_transaction)
 
+    @short_traceback
     async def send_in_transaction(self, message: Message, arg: Any = None) -> TransactionSendResult:
         """Park the message, run the local transaction with `arg`, and end the transaction.
 
