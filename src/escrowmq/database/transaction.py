@@ -713,8 +713,12 @@ class BlockingInbox(RowRetention):
             except Exception as error:
                 log.exception("effect failed, will retry message=%s", message.message_id)
                 consumer.retry_later(message, cause=error)
-            if self._cleanup_queue.is_cleanup_due():
-                self.purge()
+            self.clean_up()
+
+    def clean_up(self) -> None:
+        """Delete old rows if it is due, once an hour."""
+        if self._cleanup_queue.is_cleanup_due():
+            self.purge()
 
     def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete rows older than `retention_ms`, or another age, and return how many."""

@@ -105,6 +105,26 @@ def insert_inbox_row(alias: str, message_id: str, *, group: str) -> None:
     _execute(alias, statement, [group, message_id])
 
 
+def insert_inbox_rows(alias: str, message_ids: Sequence[str], *, group: str) -> frozenset[str]:
+    """Insert the ids of several messages, and return those that were not there before.
+
+    Raises IntegrityError if another transaction inserts one of them at the same time.
+    """
+    ids = sorted(set(message_ids))  # one order prevents deadlocks
+    places = ", ".join(["%s"] * len(ids))
+    query = (
+        f"SELECT message_id FROM {INBOX_TABLE} "
+        f"WHERE consumer_group = %s AND message_id IN ({places})"
+    )
+    with connections[alias].cursor() as cursor:
+        cursor.execute(query, [group, *ids])
+        received = {row[0] for row in cursor.fetchall()}
+    new = [message_id for message_id in ids if message_id not in received]
+    for message_id in new:
+        insert_inbox_row(alias, message_id, group=group)
+    return frozenset(new)
+
+
 def _insert_row(
     alias: str, transaction_id: str, outcome: str, group: str, returning: str = ""
 ) -> object:

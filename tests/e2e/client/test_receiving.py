@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from escrowmq import Consumer
+from escrowmq import Consumer, ReceivedMessage
 from escrowmq.blocking import Consumer as BlockingConsumer
 from escrowmq.errors import ClientClosed
 from tests.support.brokers import Server
@@ -119,7 +119,7 @@ async def test_an_impossible_size_of_a_batch_is_refused(server: Server) -> None:
 async def test_messages_are_acknowledged_one_by_one_and_in_any_order(server: Server) -> None:
     await send(server, "singly", b"a", b"b", b"c")
     async with subscriber(server, "singly") as first, asyncio.timeout(WAIT_S):
-        messages = []
+        messages: list[ReceivedMessage] = []
         while len(messages) < 3:
             messages += await first.receive_batch(auto_acknowledge=False)
         assert await first.receive_batch(timeout_s=0.01) == []  # acknowledges none of them
