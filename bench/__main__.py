@@ -20,6 +20,7 @@ from bench import (
     clients,
     escrow,
     greedy,
+    handlers,
     neighbours,
     outbox,
     scale,
@@ -72,6 +73,7 @@ BROKER: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
 BINDING: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "outbox": ("The database binding beside an outbox table", outbox.rows),
     "clients": ("The client beside those from PyPI", clients.rows),
+    "handlers": ("Handlers of an App beside FastStream", handlers.rows),
 }
 ALONE: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "scale": ("The broker: many topics, connections, groups", scale.rows),
@@ -104,7 +106,7 @@ def main() -> int:
         if why := lack_of_space(plan):
             print(why, file=sys.stderr)
             return 2
-    if "outbox" in parts and (why := outbox.lack()):
+    if {"outbox", "handlers"} & set(parts) and (why := outbox.lack()):
         print(why, file=sys.stderr)
         return 2
     for part in parts:

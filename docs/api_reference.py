@@ -20,6 +20,7 @@ MODULES: Final = (
     "escrowmq",
     "escrowmq.blocking",
     "escrowmq.sql",
+    "escrowmq.app",
     "escrowmq.django",
     "escrowmq.dbapi",
     "escrowmq.errors",

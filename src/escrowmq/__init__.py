@@ -7,9 +7,9 @@
             ...                      # local work; leaving the block delivers the message
 
 `escrowmq` is the asyncio client and `escrowmq.blocking` the same for threads. `escrowmq.sql` and
-`escrowmq.django` bind messages to a database transaction, `escrowmq.spark` reads and writes them
-in Spark, `escrowmq.admin` looks at a cluster, `escrowmq.testing` runs a broker for tests. All
-exceptions are in `escrowmq.errors`.
+`escrowmq.django` bind messages to a database transaction, `escrowmq.app` runs handlers of messages,
+`escrowmq.spark` reads and writes them in Spark, `escrowmq.admin` looks at a cluster,
+`escrowmq.testing` runs a broker for tests. All exceptions are in `escrowmq.errors`.
 """
 
 from __future__ import annotations

@@ -559,7 +559,11 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         return self._run(self._inner.receive(timeout_s=timeout_s))
 
     def receive_batch(
-        self, max_messages: int = consumers.RECEIVE_BATCH_SIZE, *, timeout_s: float | None = None
+        self,
+        max_messages: int = consumers.RECEIVE_BATCH_SIZE,
+        *,
+        timeout_s: float | None = None,
+        auto_acknowledge: bool = True,
     ) -> list[ReceivedMessage]:
         """Wait for a message, and return it with others; see `escrowmq.Consumer.receive_batch`.
 
@@ -567,7 +571,19 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         `timeout_s`.
         """
         self._end_if_terminated(self._inner._acknowledge)
-        return self._run(self._inner.receive_batch(max_messages, timeout_s=timeout_s))
+        return self._run(
+            self._inner.receive_batch(
+                max_messages, timeout_s=timeout_s, auto_acknowledge=auto_acknowledge
+            )
+        )
+
+    def acknowledge(self, message: ReceivedMessage) -> None:
+        """Acknowledge a message. Has no effect if it is not in flight any more."""
+        self._run_function(lambda: self._inner.acknowledge(message))
+
+    def is_in_flight(self, message: ReceivedMessage) -> bool:
+        """Return whether a message is still this member's; see `escrowmq.Consumer.is_in_flight`."""
+        return self._run_function(lambda: self._inner.is_in_flight(message))
 
     def next_message(self) -> ReceivedMessage | None:
         """Wait for the next message, as `receive` does; return None if the consumer is closed."""
@@ -579,14 +595,19 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
         message: ReceivedMessage,
         *,
         delay_level: int = 0,
+        delay_s: float | None = None,
         cause: BaseException | str | None = None,
     ) -> None:
         """Have the message delivered again later; see `escrowmq.Consumer.retry_later`."""
-        self._run(self._inner.retry_later(message, delay_level=delay_level, cause=cause))
+        self._run(
+            self._inner.retry_later(message, delay_level=delay_level, delay_s=delay_s, cause=cause)
+        )
 
-    def dead_letter(self, message: ReceivedMessage, *, cause: BaseException | str) -> None:
+    def dead_letter(
+        self, message: ReceivedMessage, *, cause: BaseException | str, attempts: int = 0
+    ) -> None:
         """Move a message to the dead letters of the group; see `escrowmq.Consumer.dead_letter`."""
-        self._run(self._inner.dead_letter(message, cause=cause))
+        self._run(self._inner.dead_letter(message, cause=cause, attempts=attempts))
 
     def reply(
         self,

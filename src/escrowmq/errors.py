@@ -43,6 +43,8 @@ EscrowError
   RowRefused               a row of a table cannot become a message
   InvalidSubscription      a filter is invalid, or of a type that is not supported
     InvalidExpression        an SQL92 expression is invalid; the text says where
+  InvalidHandler           a handler of an App cannot be used; the text says why
+  InvalidPayload           a message is not of the type that its handler takes
   NotComparable            an SQL92 comparison needs a number that a message does not have
   TableFull                a table has reached its limit; nothing was changed
   TooManyOpenTransactions  the limit of open transactions is reached
@@ -338,6 +340,18 @@ class InvalidExpression(InvalidSubscription):
         super().__init__(f"SQL92, at character {position}: {reason}")
         self.position = position
         self.reason = reason
+
+
+class InvalidHandler(EscrowError):
+    """The signature or an option of a handler cannot be used. The text says what to change."""
+
+
+class InvalidPayload(EscrowError):
+    """The body of a message is not of the type that its handler takes.
+
+    The message moves to the dead letters. A handler may raise it too, for a message that no retry
+    can help.
+    """
 
 
 class NotComparable(EscrowError):

@@ -323,6 +323,26 @@ def test_the_worker_prints_its_usage(server: Server, tmp_path: Path) -> None:
     assert "sign-up" in example.output
 
 
+# --- the app -------------------------------------------------------------------------------------
+
+
+def test_the_app_credits_each_transfer_once_and_keeps_what_is_none(
+    server: Server, tmp_path: Path
+) -> None:
+    command = ["-m", "escrowmq", "worker", "examples.app:app"]
+    with run_example(server, tmp_path, script("app.py"), "30", "20", "oops") as sending:
+        assert sending.wait() == 0, sending.output
+    with run_example(server, tmp_path, *command) as working:
+        working.wait_for("smith has 50 cents")
+        working.wait_for("message moved to the dead letters group=receiving-bank")
+        assert working.wait(signal.SIGINT) == 0, working.output
+    server.assert_settled()
+    assert first_column(tmp_path, "SELECT cents FROM account") == [50]
+    receipts = [json.loads(body)["balance"] for body in delivered_bodies(server, "app-receipts")]
+    assert max(receipts) == 50
+    assert len(receipts) == 2
+
+
 # --- the listener --------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ COMMAND_NAMES: Final = (
     "store",
     "topic",
     "transaction",
+    "worker",
 )
 
 

@@ -6,6 +6,7 @@ A consumer sends such a message back (request 36). `send_back` decides what happ
     the group has no retry queues       none: it is dropped
     requested delay level < 0           %DLQ%group            none           + 1
     reconsume times >= maximum          %DLQ%group            none           + 1
+    requested delay in milliseconds     %RETRY%group          none: a timer  + 1
     requested delay level > 0           %RETRY%group          as requested   + 1
     requested delay level 0             %RETRY%group          3 + times      + 1
 
@@ -31,6 +32,8 @@ from escrowmq.message.names import (
     ORIGIN_MESSAGE_ID,
     RESENT_FROM,
     RETRY_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_OUT_MS,
     UNIQUE_KEY,
     dlq_topic,
     is_group_topic,
@@ -78,7 +81,7 @@ class Redelivery:
     topic: str
     queue_count: int  # the topic is created with so many queues; any of them will do
     reconsume_times: int
-    delay_level: int  # 0: no delay; otherwise the properties contain it too
+    delay_level: int  # 0: no delay, or a timer; otherwise the properties contain it too
     properties: dict[str, str]
 
     @property
@@ -87,11 +90,17 @@ class Redelivery:
 
 
 def send_back(
-    failed: FailedMessage, group: str, policy: RetryPolicy, *, delay_level: int
+    failed: FailedMessage,
+    group: str,
+    policy: RetryPolicy,
+    *,
+    delay_level: int,
+    delay_ms: int | None = None,
 ) -> Redelivery | None:
     """Return what to store; None if the group has no retry queues.
 
-    With None, store nothing and respond that the message was taken.
+    With None, store nothing and respond that the message was taken. `delay_ms`, if it is above 0,
+    takes precedence over a delay level of 0 or more.
     """
     if policy.retry_queue_count <= 0:
         return None
@@ -105,7 +114,11 @@ def send_back(
     if delay_level < 0 or times >= policy.effective_max_times:
         return _dead_letter(group, min(times + 1, _RECONSUME_TIMES_MAX), properties)
     level = delay_level or _FIRST_DELAY_LEVEL + times
-    properties[DELAY_LEVEL] = str(level)
+    if delay_ms is not None and delay_ms > 0:
+        level = 0
+        properties[TIMER_DELAY_MS] = str(delay_ms)
+    else:
+        properties[DELAY_LEVEL] = str(level)
     return Redelivery(
         topic=retry_topic(group),
         queue_count=policy.retry_queue_count,
@@ -149,5 +162,9 @@ def _dead_letter(group: str, reconsume_times: int, properties: dict[str, str]) -
 
 
 def _without_delays(properties: Mapping[str, str]) -> dict[str, str]:
-    """Remove the delay that the message was sent with: it is over and must not apply again."""
-    return {name: value for name, value in properties.items() if name not in DELAY_PROPERTIES}
+    """Remove the delay that the message was sent with: it is over and must not apply again.
+
+    With TIMER_OUT_MS, which a timer leaves behind, a new timer would count as over too.
+    """
+    past = (*DELAY_PROPERTIES, TIMER_OUT_MS)
+    return {name: value for name, value in properties.items() if name not in past}

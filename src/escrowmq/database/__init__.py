@@ -13,7 +13,7 @@ neither does.
 4. Check.   If the verdict does not arrive, because the process died or the network failed, the
             broker asks any process of the group. The marker row is the answer.   (marker.py)
 5. Purge.   Markers that no check can need any more are deleted in the background, by the clock of
-            the database.                                         (transaction.py, marker.py)
+            the database.                                           (retention.py, marker.py)
 
     application ── work ──> database: rows + marker ── commit
          │                                ▲
@@ -28,8 +28,9 @@ A transaction that the application begins and ends itself can be joined: its fir
 the marker, and the binding learns from its database library how the transaction ended.
 
     marker.py        the rules of the marker
-    transaction.py   the steps of a transaction, its messages, and clean-up
+    transaction.py   the steps of a transaction, and its messages
     owner.py         what a send and the end of a transaction do to the markers
+    retention.py     which rows may be deleted, and the inboxes' loop
     statements.py    the SQL of the bindings without SQLAlchemy
 
 Read marker.py first, then transaction_steps() in transaction.py.

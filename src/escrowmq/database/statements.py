@@ -158,6 +158,26 @@ def insert_inbox_row(connection: SqlConnection, message_id: str, *, group: str) 
     connection.execute(statement, [group, message_id])
 
 
+def insert_inbox_rows(
+    connection: SqlConnection, message_ids: Sequence[str], *, group: str
+) -> frozenset[str]:
+    """Insert the ids of several messages, and return those that were not there before.
+
+    Raises an integrity error if another transaction inserts one of them at the same time.
+    """
+    ids = sorted(set(message_ids))  # one order prevents deadlocks
+    places = ", ".join(["%s"] * len(ids))
+    query = (
+        f"SELECT message_id FROM {INBOX_TABLE} "
+        f"WHERE consumer_group = %s AND message_id IN ({places})"
+    )
+    received = {row[0] for row in connection.query(query, [group, *ids])}
+    new = [message_id for message_id in ids if message_id not in received]
+    for message_id in new:
+        insert_inbox_row(connection, message_id, group=group)
+    return frozenset(new)
+
+
 def _insert_row(
     connection: SqlConnection,
     marker_id: str,

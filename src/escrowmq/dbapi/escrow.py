@@ -23,10 +23,9 @@ from escrowmq.database.marker import (
     transaction_id_of,
 )
 from escrowmq.database.owner import announce_message, finish_markers
+from escrowmq.database.retention import CleanupThread, MarkerRetention
 from escrowmq.database.statements import SqlMarkers
 from escrowmq.database.transaction import (
-    CleanupThread,
-    MarkerRetention,
     MessageScope,
     TransactionMessages,
     run_steps,

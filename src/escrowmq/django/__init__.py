@@ -20,7 +20,9 @@ SQLAlchemy is not needed. The tables are those of `escrowmq.sql`, so both can sh
     inbox.py        Inbox
     connection.py   Django's connections, for the SQL of `escrowmq.database.statements`
     models.py       the two tables as models, for migrations/
-    apps.py         the Django application
+    admin.py        the tables in Django's admin, read-only
+    apps.py         the Django application, and `manage.py check` for settings.ESCROWMQ
+    management/     `manage.py escrowmq_worker`: the handlers of an `escrowmq.app.App`
 """
 
 from escrowmq.django.escrow import Escrow, escrow

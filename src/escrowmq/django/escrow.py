@@ -35,10 +35,9 @@ from escrowmq.database.owner import (
     insert_main_marker,
     require_current,
 )
+from escrowmq.database.retention import CleanupQueue, CleanupThread
 from escrowmq.database.statements import SqlMarkers
 from escrowmq.database.transaction import (
-    CleanupQueue,
-    CleanupThread,
     MessageScope,
     TransactionMessages,
     joined_end_steps,

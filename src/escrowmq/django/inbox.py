@@ -11,7 +11,7 @@ from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock
 from escrowmq.database import statements
 from escrowmq.database.marker import INBOX_RETENTION_MS, INBOX_TABLE
-from escrowmq.database.transaction import BlockingInbox, IdempotentHandler, check_effect
+from escrowmq.database.retention import BlockingInbox, IdempotentHandler, check_effect
 from escrowmq.django.connection import AliasConnection
 
 Effect = Callable[[ReceivedMessage], None]

@@ -48,3 +48,16 @@ class Received(models.Model):
 
     class Meta:
         db_table = INBOX_TABLE
+
+
+class InboxRow(models.Model):
+    """The table of Received as the admin sees it, which cannot show a composite key."""
+
+    message_id = ExactField(max_length=128, primary_key=True)
+    consumer_group = ExactField(max_length=255)
+    at_ms: Any = models.BigIntegerField()
+
+    class Meta:
+        db_table = INBOX_TABLE
+        managed = False
+        verbose_name = "received message"

@@ -187,6 +187,8 @@ class ConsumerSendMessageBack(Header, frozen=True, kw_only=True):
     error_text: str | None = None
     consumer_host: str | None = None
     attempts: Int32 | None = None
+    # EscrowMQ only: the exact delay, instead of a delay level that is not negative.
+    delay_ms: Int64 | None = None
 
 
 # --- transactions --------------------------------------------------------------------------------

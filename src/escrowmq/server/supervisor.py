@@ -181,7 +181,7 @@ class ChildBroker:
         if self._process is None:
             raise NotSent(f"{self.name} is not running")
         port = self._socket.getsockname()[1]
-        return await asyncio.to_thread(_http_get, port, path, self._account)
+        return await asyncio.to_thread(fetch_page, port, path, self._account)
 
     async def not_ready_reason(self) -> str | None:
         if not self.ready.is_set():
@@ -193,8 +193,11 @@ class ChildBroker:
         return None if status == 200 else f"{self.name}: {body.strip()}"
 
 
-def _http_get(port: int, path: str, account: tuple[str, Secret] | None) -> tuple[int, str]:
-    """Return status and body. Blocks for at most a few seconds. Raises NotSent."""
+def fetch_page(port: int, path: str, account: tuple[str, Secret] | None = None) -> tuple[int, str]:
+    """Get a page of another process of this machine over HTTP; return status and body.
+
+    Blocks for at most a few seconds. Raises NotSent.
+    """
     headers = {}
     if account is not None:
         login = base64.b64encode(f"{account[0]}:{account[1].reveal()}".encode()).decode()

@@ -39,11 +39,9 @@ from escrowmq.database.marker import (
     transaction_id_of,
 )
 from escrowmq.database.owner import finish_markers, insert_main_marker, require_current
+from escrowmq.database.retention import CLEANUP_INTERVAL_S, CleanupThread, MarkerRetention
 from escrowmq.database.transaction import (
-    CLEANUP_INTERVAL_S,
     AsyncTransactionMessages,
-    CleanupThread,
-    MarkerRetention,
     MessageScope,
     TransactionMessages,
     run_steps,

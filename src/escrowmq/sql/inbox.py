@@ -18,12 +18,7 @@ from escrowmq.client.consumer.consumer import Consumer as AsyncConsumer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock
 from escrowmq.database.marker import INBOX_RETENTION_MS
-from escrowmq.database.transaction import (
-    BlockingInbox,
-    IdempotentHandler,
-    RowRetention,
-    check_effect,
-)
+from escrowmq.database.retention import BlockingInbox, IdempotentHandler, RowRetention, check_effect
 from escrowmq.sql import statements
 from escrowmq.sql.statements import inbox_table, insert_inbox_row
 
@@ -155,8 +150,12 @@ class AsyncInbox(RowRetention):
             except Exception as error:
                 log.exception("effect failed, will retry message=%s", message.message_id)
                 await consumer.retry_later(message, cause=error)
-            if self._cleanup_queue.is_cleanup_due():
-                await self.purge()
+            await self.clean_up()
+
+    async def clean_up(self) -> None:
+        """Delete old rows if it is due, once an hour."""
+        if self._cleanup_queue.is_cleanup_due():
+            await self.purge()
 
     async def purge(self, *, older_than_ms: int | None = None) -> int:
         """Delete rows by age and return how many; see `Inbox.purge`."""

@@ -251,6 +251,25 @@ def insert_inbox_row(connection: Connection, message: ReceivedMessage, *, group:
     return True
 
 
+def insert_inbox_rows(
+    connection: Connection, messages: Sequence[ReceivedMessage], *, group: str
+) -> frozenset[str]:
+    """Insert the ids of several messages, and return those that were not there before.
+
+    Raises IntegrityError if another transaction inserts one of them at the same time.
+    """
+    ids = sorted({message.message_id for message in messages})  # one order prevents deadlocks
+    known = select(inbox_table.c.message_id).where(
+        inbox_table.c.consumer_group == group, inbox_table.c.message_id.in_(ids)
+    )
+    received = set(connection.execute(known).scalars())
+    new = [message_id for message_id in ids if message_id not in received]
+    if new:
+        rows = [{"consumer_group": group, "message_id": message_id} for message_id in new]
+        connection.execute(_INSERT_INBOX_ROW, rows)
+    return frozenset(new)
+
+
 def _has_transaction_numbers(connection: Connection) -> bool:
     return connection.dialect.name == "postgresql"
 

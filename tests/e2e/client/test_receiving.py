@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from escrowmq import Consumer
+from escrowmq import Consumer, ReceivedMessage
 from escrowmq.blocking import Consumer as BlockingConsumer
 from escrowmq.errors import ClientClosed
 from tests.support.brokers import LocalServer
@@ -114,3 +114,42 @@ async def test_an_impossible_size_of_a_batch_is_refused(server: LocalServer) -> 
     async with subscriber(server, "sizes") as consumer:
         with pytest.raises(ValueError, match="max_messages must be at least 1, not 0"):
             await consumer.receive_batch(0)
+
+
+async def test_messages_are_acknowledged_one_by_one_and_in_any_order(server: LocalServer) -> None:
+    await send(server, "singly", b"a", b"b", b"c")
+    async with subscriber(server, "singly") as first, asyncio.timeout(WAIT_S):
+        messages: list[ReceivedMessage] = []
+        while len(messages) < 3:
+            messages += await first.receive_batch(auto_acknowledge=False)
+        assert await first.receive_batch(timeout_s=0.01) == []  # acknowledges none of them
+        assert all(map(first.is_in_flight, messages))
+        for message in messages:
+            if message.body != b"b":
+                first.acknowledge(message)
+        assert [m.body for m in messages if first.is_in_flight(m)] == [b"b"]
+        first.acknowledge(messages[0])  # once more, without an effect
+    async with subscriber(server, "singly") as second:
+        await send(server, "singly", b"d")
+        received = await receive_batches(second, 2)
+    assert b"b" in received
+    assert set(received).issubset({b"b", b"c", b"d"})
+
+
+async def test_a_message_comes_again_after_an_exact_delay(server: LocalServer) -> None:
+    await send(server, "delayed", b"x")
+    async with subscriber(server, "delayed") as consumer, asyncio.timeout(WAIT_S):
+        first = await consumer.receive()
+        for level, delay_s in ((1, 1.0), (0, -1.0), (-1, 0.5)):
+            with pytest.raises(ValueError, match="give delay_level or a delay_s"):
+                await consumer.retry_later(first, delay_level=level, delay_s=delay_s)
+        await consumer.retry_later(first, delay_s=0.25, cause="a reason")
+        second = await consumer.receive()
+        await consumer.retry_later(second, delay_s=1.5)
+        third = await consumer.receive()
+    # A retry is stored in its topic when it is due.
+    assert second.stored_ms - first.stored_ms >= 250
+    assert third.stored_ms - second.stored_ms >= 1500
+    assert (second.reconsume_times, third.reconsume_times) == (1, 2)
+    assert second.failure is not None
+    assert second.failure.cause == "a reason"

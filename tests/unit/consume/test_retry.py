@@ -122,11 +122,40 @@ def test_without_a_unique_key_a_dead_letter_has_the_first_offset_id() -> None:
     assert redelivery.properties["DLQ_ORIGIN_MESSAGE_ID"] == "FFFF"
 
 
-@pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"])
+@pytest.mark.parametrize(
+    "name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS", "DELAY"]
+)
 def test_the_original_delay_is_removed(name: str) -> None:
     redelivery = send_back(failed(**{name: "77"}), "g", RetryPolicy(), delay_level=0)
     assert redelivery is not None
     assert "77" not in redelivery.properties.values()
+
+
+@pytest.mark.parametrize(
+    ("level", "times", "topic", "delays"),
+    [
+        (0, 0, RETRY, {"TIMER_DELAY_MS": "250"}),
+        (4, 0, RETRY, {"TIMER_DELAY_MS": "250"}),
+        (-1, 0, DLQ, {}),
+        (0, 16, DLQ, {}),
+    ],
+)
+def test_an_exact_delay_replaces_a_level_but_no_dead_letter(
+    level: int, times: int, topic: str, delays: dict[str, str]
+) -> None:
+    redelivery = send_back(failed(times), "g", RetryPolicy(), delay_level=level, delay_ms=250)
+    assert redelivery is not None
+    assert (redelivery.topic, redelivery.delay_level) == (topic, 0)
+    found = {name: value for name, value in redelivery.properties.items() if "DELAY" in name}
+    assert found == delays
+
+
+@pytest.mark.parametrize("delay_ms", [None, 0, -1])
+def test_without_an_exact_delay_the_level_counts(delay_ms: int | None) -> None:
+    redelivery = send_back(failed(), "g", RetryPolicy(), delay_level=4, delay_ms=delay_ms)
+    assert redelivery is not None
+    assert redelivery.properties["DELAY"] == "4"
+    assert "TIMER_DELAY_MS" not in redelivery.properties
 
 
 def test_the_properties_of_the_failed_message_are_not_changed() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from escrowmq.clock import ManualClock
 from escrowmq.database.marker import HOUR_MS, PURGE_BATCH_ROWS
-from escrowmq.database.transaction import CleanupQueue, CleanupThread
+from escrowmq.database.retention import CleanupQueue, CleanupThread
 
 
 def test_the_thread_continues_after_an_error_and_ends_when_stopped(

@@ -169,7 +169,13 @@ class SendBackProcessor:
         group = self._groups.find(fields.group) or GroupConfig(group_name=fields.group)
         policy = _retry_policy(group, fields.max_reconsume_times, request.head.version)
         key = find_property(record.properties, UNIQUE_KEY.encode()) or b""
-        redelivery = send_back(failed, fields.group, policy, delay_level=fields.delay_level)
+        redelivery = send_back(
+            failed,
+            fields.group,
+            policy,
+            delay_level=fields.delay_level,
+            delay_ms=fields.delay_ms,
+        )
         if redelivery is not None:
             report = FailureReport.cleaned(
                 fields.error_type, fields.error_text, fields.consumer_host, fields.attempts

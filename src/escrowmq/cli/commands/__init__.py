@@ -5,6 +5,7 @@ that click calls, and below it the functions that compute and print its result. 
 write `commands/NAME.py` and add the name to `COMMAND_NAMES` in `main.py`.
 
     serve.py           run a broker and a name server
+    worker.py          run the handlers of an App
     config.py          settings, their values and origins
     topic.py           list, show, create, update, delete topics
     group.py           list, show, lag, reset, delete consumer groups

@@ -21,6 +21,7 @@ from escrowmq.client.consumer.offset_store import ConsumeFrom
 from escrowmq.client.consumer.queue_client import (
     DEAD_LETTER_DELAY_LEVEL,
     DEFAULT_MAX_RECONSUME_TIMES,
+    delay_level_for,
 )
 from escrowmq.client.consumer.rebalance import (
     AssignmentStrategy,
@@ -28,7 +29,7 @@ from escrowmq.client.consumer.rebalance import (
     Rebalancer,
     average,
 )
-from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage
+from escrowmq.client.messages import DELAY_MAX_S, MessageQueue, Namespace, ReceivedMessage
 from escrowmq.client.mistakes import (
     AsyncioClient,
     check_callable,
@@ -142,6 +143,7 @@ class Consumer(AsyncioClient):
         # hand the message back.
         self._in_flight: dict[int, tuple[QueueFetcher, Delivery]] = {}
         self._current: list[ReceivedMessage] = []  # what the last receive or iteration returned
+        self._in_hand: set[int] = set()  # what the application acknowledges itself
         self._workers: list[asyncio.Task[None]] = []
         self._retry_timers: set[asyncio.TimerHandle] = set()
         self._is_started = False
@@ -308,7 +310,11 @@ class Consumer(AsyncioClient):
         return messages[0] if messages else None
 
     async def receive_batch(
-        self, max_messages: int = RECEIVE_BATCH_SIZE, *, timeout_s: float | None = None
+        self,
+        max_messages: int = RECEIVE_BATCH_SIZE,
+        *,
+        timeout_s: float | None = None,
+        auto_acknowledge: bool = True,
     ) -> list[ReceivedMessage]:
         """Wait for a message, and return it with others that have arrived, up to `max_messages`.
 
@@ -316,13 +322,18 @@ class Consumer(AsyncioClient):
         block of the consumer is left by an exception, the last batch comes again as a whole. An
         orderly consumer returns at most one message of each queue.
 
+        With `auto_acknowledge=False` the messages of this call are not acknowledged by the next
+        one, but one by one and in any order by `acknowledge`.
+
         Return an empty list if none came within `timeout_s`; 0 does not wait, and None waits
         without end. Raises what `receive` raises, and ValueError if `max_messages` is below 1.
         """
         check_seconds("timeout_s", timeout_s)
         if max_messages < 1:
             raise ValueError(f"max_messages must be at least 1, not {max_messages}")
-        messages = await self._next_messages(max_messages, timeout_s)
+        messages = await self._next_messages(
+            max_messages, timeout_s, auto_acknowledge=auto_acknowledge
+        )
         if messages is None:
             raise ClientClosed("the consumer is closed; create a new one to receive more")
         return messages
@@ -332,18 +343,35 @@ class Consumer(AsyncioClient):
         messages = await self._next_messages(1, None)
         return messages[0] if messages else None
 
+    def acknowledge(self, message: ReceivedMessage) -> None:
+        """Acknowledge a message. Has no effect if it is not in flight any more."""
+        self._mark_done(message)
+
+    def is_in_flight(self, message: ReceivedMessage) -> bool:
+        """Return whether a message that was received is still this member's to process.
+
+        It is not once it is acknowledged, or once another member has its queue, which delivers it
+        there again.
+        """
+        fetcher, delivery = self._in_flight.get(id(message), (None, None))
+        return fetcher is not None and delivery is not None and fetcher.can_redeliver(delivery)
+
     async def _next_messages(
-        self, max_messages: int, timeout_s: float | None
+        self, max_messages: int, timeout_s: float | None, *, auto_acknowledge: bool = True
     ) -> list[ReceivedMessage] | None:
         """Acknowledge the messages before and return the next ones; None once closed."""
         self._check_receiving()
         self._acknowledge()
         await termination.check_async(self)
         entries = await self._rebalancer.delivery_queue.get_batch(max_messages, timeout_s)
-        if entries is not None:
-            self._current = [self._deliver(*entry) for entry in entries]
-            return list(self._current)
-        return None
+        if entries is None:
+            return None
+        messages = [self._deliver(*entry) for entry in entries]
+        if auto_acknowledge:
+            self._current = list(messages)
+        else:
+            self._in_hand.update(map(id, messages))
+        return messages
 
     def _check_receiving(self) -> None:
         """Raise an error if no message would ever come."""
@@ -359,7 +387,7 @@ class Consumer(AsyncioClient):
     @property
     def has_messages_in_hand(self) -> bool:
         """Whether messages were received and are not acknowledged yet. Handlers do not count."""
-        return bool(self._current)
+        return bool(self._current or self._in_hand)
 
     def _acknowledge(self) -> None:
         messages, self._current = self._current, []
@@ -374,22 +402,39 @@ class Consumer(AsyncioClient):
         message: ReceivedMessage,
         *,
         delay_level: int = 0,
+        delay_s: float | None = None,
         cause: BaseException | str | None = None,
     ) -> None:
         """Have the message delivered again later, instead of acknowledging it.
 
         The delay grows with each time, or is RocketMQ's `delay_level` (1 is 1 s, 18 is 2 h by
         default); -1 moves the message to the dead letters, as does the end of
-        `max_reconsume_times`. An orderly consumer gets the message again as the next one of its
-        queue, after `suspend_s` seconds.
+        `max_reconsume_times`. `delay_s` is exact with an EscrowMQ broker, which may be late by its
+        `timerPrecisionMs`; Apache RocketMQ takes the next longer of its levels. An orderly consumer
+        gets the message again as the next one of its queue, after `delay_s` or `suspend_s` seconds.
 
         `cause` is the exception that made it fail, or a text. Its type and text (1 KiB) are stored
         with the retry and the dead letter: see `message.failure`. Apache RocketMQ stores them only
         with the dead letter.
 
         Raises LocalProtocolError for a message that is not in flight or a broadcast consumer,
-        TransportError or RequestRefused.
+        ValueError for two delays or a negative one, TransportError or RequestRefused.
         """
+        if delay_s is not None and (delay_level != 0 or not 0 <= delay_s < DELAY_MAX_S):
+            raise ValueError(
+                f"give delay_level or a delay_s from 0 to {DELAY_MAX_S}, not "
+                f"delay_level={delay_level} and delay_s={delay_s}"
+            )
+        await self._send_back(message, delay_level, delay_s, cause, message.reconsume_times + 1)
+
+    async def _send_back(
+        self,
+        message: ReceivedMessage,
+        delay_level: int,
+        delay_s: float | None,
+        cause: BaseException | str | None,
+        attempts: int,
+    ) -> None:
         if id(message) not in self._in_flight:
             raise LocalProtocolError(
                 "retry_later() needs a message of this consumer that is not acknowledged yet"
@@ -400,26 +445,30 @@ class Consumer(AsyncioClient):
         limit = self._max_reconsume_times
         if self._orderly and delay_level != DEAD_LETTER_DELAY_LEVEL:
             if limit is None or message.reconsume_times < limit:
-                self._redeliver(fetcher, delivery, self._suspend_s)
+                self._redeliver(fetcher, delivery, self._suspend_s if delay_s is None else delay_s)
                 return
-            delay_level = DEAD_LETTER_DELAY_LEVEL
+            delay_level, delay_s = DEAD_LETTER_DELAY_LEVEL, None
         await self._rebalancer.queue_client.send_back(
             message,
             fetcher.queue,
-            delay_level=delay_level,
+            delay_level=delay_level if delay_s is None else delay_level_for(delay_s),
+            delay_ms=None if delay_s is None else max(1, round(delay_s * 1000)),
             max_reconsume_times=DEFAULT_MAX_RECONSUME_TIMES if limit is None else limit,
-            report=failure_report(cause, attempts=message.reconsume_times + 1),
+            report=failure_report(cause, attempts=attempts),
             now_ms=self._clock.now_ms(),
         )
         self._mark_done(message)
 
     @short_traceback
-    async def dead_letter(self, message: ReceivedMessage, *, cause: BaseException | str) -> None:
+    async def dead_letter(
+        self, message: ReceivedMessage, *, cause: BaseException | str, attempts: int = 0
+    ) -> None:
         """Move a message to the dead letters of the group now, instead of acknowledging it.
 
         Use it for a message that no retry can help, such as one that cannot be decoded. `cause` is
         an exception or a text. Its type and text (1 KiB) are stored with the dead letter;
-        `escrowmq message dead list` shows them.
+        `escrowmq message dead list` shows them. `attempts` is how often it was tried, if that is
+        more often than it was delivered.
 
         Raises TypeError for any other cause, LocalProtocolError for a message that is not in flight
         or a broadcast consumer, TransportError or RequestRefused.
@@ -427,7 +476,8 @@ class Consumer(AsyncioClient):
         if not isinstance(cause, (BaseException, str)):
             raise TypeError(f"cause must be an exception or a string, not {cause!r}")
         message_id, topic = message.message_id, message.topic
-        await self.retry_later(message, delay_level=DEAD_LETTER_DELAY_LEVEL, cause=cause)
+        attempts = max(attempts, message.reconsume_times + 1)
+        await self._send_back(message, DEAD_LETTER_DELAY_LEVEL, None, cause, attempts)
         log.warning(
             "message moved to the dead letters group=%s topic=%s id=%s: %s",
             self.group,
@@ -467,6 +517,7 @@ class Consumer(AsyncioClient):
     def _redeliver(self, fetcher: QueueFetcher, delivery: Delivery, delay_s: float) -> None:
         """Deliver a message here again after `delay_s`, before the others of its queue."""
         message = delivery.message
+        self._in_hand.discard(id(message))
         self._in_flight.pop(id(message), None)
         retried = replace(message, reconsume_times=message.reconsume_times + 1)
 
@@ -485,6 +536,7 @@ class Consumer(AsyncioClient):
         return delivery.message
 
     def _mark_done(self, message: ReceivedMessage) -> None:
+        self._in_hand.discard(id(message))
         fetcher, delivery = self._in_flight.pop(id(message), (None, None))
         if fetcher is not None and delivery is not None:
             fetcher.mark_done(delivery)

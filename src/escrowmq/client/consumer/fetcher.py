@@ -529,6 +529,8 @@ class DeliveryQueue(Generic[Q, M]):
         if not messages or queue in self._paused:
             return None
         message = messages.popleft()
+        if not messages:
+            del self._messages[queue]
         if self._orderly:
             self._delivered.add(queue)
         else:

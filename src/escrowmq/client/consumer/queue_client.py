@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -54,6 +55,8 @@ MAY_SUSPEND, HAS_SUBSCRIPTION = 2, 4  # bits of a pull's sysFlag
 DEFAULT_MAX_RECONSUME_TIMES: Final = 16
 FIRST_RETRY_DELAY_LEVEL: Final = 3
 DEAD_LETTER_DELAY_LEVEL: Final = -1  # sends a message to the dead letters at once
+# The delays of RocketMQ's levels, if a broker is not configured otherwise; the first is level 1.
+DELAY_LEVELS_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)
 _LOG_OFFSET_INDEX: Final = 28  # of the log offset in a stored record
 PULL_BYTES_MAX: Final = 64 << 20  # of the decompressed messages of one pull, but for the last
 # Messages may be stored while a broker reads, so a pull may continue behind the end it reports.
@@ -192,6 +195,7 @@ class QueueClient:
         queue: MessageQueue,
         *,
         delay_level: int = 0,
+        delay_ms: int | None = None,
         max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES,
         report: FailureReport = NO_REPORT,
         now_ms: int = 0,
@@ -200,7 +204,8 @@ class QueueClient:
 
         The broker delivers it again through the group's retry topic, after a delay that grows
         with each time (`delay_level` 0) or is given, and moves it to the dead letters after
-        `max_reconsume_times`, or at once with DEAD_LETTER_DELAY_LEVEL. The message that it stores
+        `max_reconsume_times`, or at once with DEAD_LETTER_DELAY_LEVEL. Apache
+        RocketMQ does not know `delay_ms` and uses the delay level. The message that is stored
         has the failure of the `report`. An Apache RocketMQ broker would lose it, so there a message
         that becomes a dead letter is sent as a copy that has it; `now_ms` is the time of the copy.
         """
@@ -216,6 +221,7 @@ class QueueClient:
             error_text=report.error_text or None,
             consumer_host=report.host or None,
             attempts=report.attempts or None,
+            delay_ms=delay_ms,
         )
         connection = await self._connect(queue)
         copy = self._retry_copy_header(
@@ -343,6 +349,12 @@ class QueueClient:
         connection = await self._connect(queue)
         reply = await connection.call_checked(code, fields, timeout_s=RESPONSE_TIMEOUT_S)
         return reply.int_field("offset")
+
+
+def delay_level_for(delay_s: float) -> int:
+    """Return the first level whose delay is not shorter, or the longest one."""
+    level = bisect_left(DELAY_LEVELS_S, delay_s) + 1
+    return min(level, len(DELAY_LEVELS_S))
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:

@@ -67,3 +67,15 @@ async def test_get_returns_none_when_the_queue_is_closed() -> None:
     assert await asyncio.gather(*getters) == [None] * 3
     queue.put("a", [1])
     assert await queue.get() is None
+
+
+async def test_a_queue_whose_messages_are_delivered_leaves_nothing_behind() -> None:
+    queue = DeliveryQueue[str, int](orderly=True)
+    for number in range(100):  # as with keys that come once
+        queue.put(f"key {number}", [number])
+        assert drain(queue) == [number]
+        queue.release(f"key {number}")
+    # Private: memory that grows with the number of keys cannot be seen otherwise.
+    assert not queue._messages
+    # The same.
+    assert not queue._delivered | queue._scheduled

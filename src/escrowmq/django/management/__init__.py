@@ -1,0 +1,4 @@
+"""The commands of manage.py.
+
+commands/   escrowmq_worker
+"""

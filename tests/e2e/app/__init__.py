@@ -1,0 +1,1 @@
+"""Applications with handlers: a real broker, real databases, real worker processes."""
