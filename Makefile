@@ -10,7 +10,7 @@ NATIVE := $(VENV)/.native
 # Many tests wait for processes and timers, so one worker more than there are cores keeps them busy.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
-.PHONY: help setup native check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants planted fuzz docs lock clean
+.PHONY: help setup native check databases java test snippets demo sim chaos spark-crash spark-cluster interop bench mutants planted fuzz docs lock clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,12 +48,15 @@ java:  ## Java 17 or newer for Spark: the machine's own, else Debian's package
 test: $(NATIVE) databases java  ## every test that CI runs
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not nightly"
 
+snippets: $(NATIVE) java  ## every code block of the documentation, also of the pages about Spark, which `make test` leaves out
+	$(BIN)/pytest -v tests/e2e/test_docs_snippets.py
+
 demo: $(NATIVE) java  ## Bob pays Smith while processes are killed; Spark proves that both banks agree
 	$(BIN)/python -m examples.bank
 
 # Besides the simulations, the files of tests/unit and tests/e2e that have a nightly test; tests/test_house.py checks that none is missing.
 LONG_TESTS := tests/unit/store/test_flipped_bits.py tests/e2e/broker/test_crowds.py tests/e2e/broker/test_flow_control.py tests/e2e/broker/test_greedy_clients.py \
-	tests/e2e/sql/test_crashes.py tests/e2e/pipeline/test_reconcile.py tests/e2e/test_chaos.py
+	tests/e2e/sql/test_crashes.py tests/e2e/pipeline/test_reconcile.py tests/e2e/test_chaos.py tests/e2e/test_docs_snippets.py
 
 sim: $(NATIVE)  ## long: every fault position, every flipped bit, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
 	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation $(LONG_TESTS)
@@ -61,8 +64,8 @@ sim: $(NATIVE)  ## long: every fault position, every flipped bit, many seeds, fu
 chaos: $(NATIVE)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…; KILLS=200 only kills; FLUSH=sync, async, both; REQUEST_PATH=native, python)
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(FLUSH),--flush $(FLUSH)) $(if $(REQUEST_PATH),--request-path $(REQUEST_PATH))
 
-spark-crash: $(NATIVE) java  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…)
-	$(BIN)/python -m tests.spark_crash --runs $(or $(RUNS),45) --seed $(or $(SEED),1)
+spark-crash: $(NATIVE) java  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…, FOREACH_BATCH=1)
+	$(BIN)/python -m tests.spark_crash --runs $(or $(RUNS),45) --seed $(or $(SEED),1) $(if $(FOREACH_BATCH),--foreach-batch)
 
 spark-cluster: $(NATIVE) java  ## every pipeline on a Spark master with two workers
 	$(BIN)/pytest -v tests/e2e/spark/test_cluster.py

@@ -2,6 +2,7 @@
 
     python -m tests.spark_crash --runs 200 --seed 1
     python -m tests.spark_crash --runs 30 --only "driver decide" --only executor --seconds 200
+    python -m tests.spark_crash --runs 30 --foreach-batch
 
 A streaming query writes a few epochs to its own topic. In each epoch one process is killed with
 SIGKILL at a named point: that is one run. The process and the query are started again, and the

@@ -26,13 +26,16 @@ def main() -> int:
         default=[],
         help="a part of VICTIM POINT, like 'broker decide'",
     )
+    parser.add_argument(
+        "--foreach-batch", action="store_true", help="write with foreach_batch_writer"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # runs the cleanup
     cases = select_cases(arguments.runs, arguments.seed, arguments.only)
     with (
         # A killed process may still be writing for a moment.
         tempfile.TemporaryDirectory(prefix="spark-crash-", ignore_cleanup_errors=True) as name,
-        CrashHarness(Path(name)) as harness,
+        CrashHarness(Path(name), is_foreach_batch=arguments.foreach_batch) as harness,
     ):
         return run(harness, chains(cases, arguments.chain), arguments.seconds)
 

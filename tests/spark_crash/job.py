@@ -1,7 +1,8 @@
 """A Spark driver that runs queries from its standard input, one after the other.
 
 {"jvm": …}                                                            output: process id of its JVM
-{"servers": …, "topic": …, "checkpoint": …, "count": …, "step": …}    input: a query
+{"servers": …, "topic": …, "checkpoint": …, "count": …, "step": …,    input: a query
+ "is_foreach_batch": …}
 {"result": "done" | "failed: reason", "starts": …, "slow": …}         output: its result
 
 `starts` is how often the query was started in this process. `slow` is how often Spark gave up
@@ -18,9 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from escrowmq.spark import local_session
+from escrowmq.spark import foreach_batch_writer, local_session
 from tests.spark_crash.points import DIRECTORY, DRIVER_PIDS, write_pids
-from tests.spark_crash.source import CrashDataSource
+from tests.spark_crash.source import CrashDataSource, HookedSink
 from tests.support.spark_session import SETTINGS, SLOW_START
 
 JAVA_OPTIONS = "ESCROW_CRASH_JAVA"  # for example -XX:SharedArchiveFile=… -Xlog:disable
@@ -44,6 +45,7 @@ def main() -> None:
         },
     )
     spark.dataSource.register(CrashDataSource)
+    spark.dataSource.register(HookedSink)
     # PySpark has no public name for its JVM.
     jvm: Any = spark.sparkContext._jvm
     pids = (os.getpid(), jvm.java.lang.ProcessHandle.current().pid())
@@ -59,12 +61,15 @@ def run(spark: Any, query: dict[str, Any]) -> dict[str, Any]:
     while failures < FAILURES_MAX and slow < SLOW_STARTS_MAX:
         rows = spark.readStream.format("crash").option("count", query["count"])
         rows = rows.option("step", query["step"]).load()
-        sink = rows.writeStream.format("crash").option("servers", query["servers"])
-        sink = sink.option("topic", query["topic"]).option("batchBytes", 2000)
-        sink = sink.option("guarantee", "exactly-once").option("timeout", 60)
-        sink = sink.option("checkpointLocation", query["checkpoint"]).trigger(availableNow=True)
+        stream = rows.writeStream.option("checkpointLocation", query["checkpoint"])
+        options = {name: query[name] for name in ("servers", "topic")}
+        options |= {"batchBytes": 2000, "guarantee": "exactly-once", "timeout": 60}
+        if query["is_foreach_batch"]:
+            sink = stream.outputMode("update").foreachBatch(foreach_batch_writer(**options))
+        else:
+            sink = stream.format("crash").options(**options)
         try:
-            sink.start().awaitTermination()
+            sink.trigger(availableNow=True).start().awaitTermination()
         except Exception as error:  # any failure is reported, and the query started again
             reason = str(error).replace("\n", " ")
             if is_taken_over(reason):

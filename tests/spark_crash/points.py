@@ -160,4 +160,5 @@ def install() -> None:
         _reach_if_decision("decide-after"),
     )
     add_hooks(SyncConnection, "send", None, _reach_if_decision("decide-sent"))
-    add_hooks(writers.StreamWriter, "commit", _begin_commit, reach_now("commit-end"))
+    for writer in (writers.StreamWriter, writers.BatchWriter):
+        add_hooks(writer, "commit", _begin_commit, reach_now("commit-end"))

@@ -41,10 +41,14 @@ class Observations:
 
 
 class CrashHarness:
-    """A broker, and drivers for the master of each case."""
+    """A broker, and drivers for the master of each case.
 
-    def __init__(self, directory: Path) -> None:
+    `is_foreach_batch`: write with `foreach_batch_writer` instead of the stream's own sink.
+    """
+
+    def __init__(self, directory: Path, *, is_foreach_batch: bool = False) -> None:
         self._directory = directory
+        self._is_foreach_batch = is_foreach_batch
         self._served = Server(directory / "broker", wait_s=120)
         self._shared = directory / "job"
         self._shared.mkdir()
@@ -93,6 +97,7 @@ class CrashHarness:
             "checkpoint": str(self._directory / f"checkpoint-{number}"),
             "count": count,
             "step": STEP,
+            "is_foreach_batch": self._is_foreach_batch,
         }
         observations = self._observe(chain, query, START_TIMEOUT_S + RUN_TIMEOUT_S * len(chain))
         fired = [fired_file(self._shared, epoch).exists() for epoch, _ in enumerate(chain, start=1)]

@@ -75,3 +75,7 @@ class CrashDataSource(EscrowSource):
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
         return Numbers(int(self.options["count"]), int(self.options["step"]))
+
+
+class HookedSink(EscrowSource):
+    """The sink under its own name, for `foreachBatch`. Being of this module, it has the hooks."""

@@ -75,6 +75,7 @@ def examine(store: Disk | str | os.PathLike[str], settings: StoreConfig = TINY) 
 def assert_clean(store: Disk | str | os.PathLike[str], settings: StoreConfig = TINY) -> CheckReport:
     """Assert that a check finds no damage. Call this at the end of a store test."""
     report = examine(store, settings)
+    assert not report.is_in_use, "the store is still open, so it was not checked completely"
     damage = [f for f in report.findings if f.severity is Severity.DAMAGE]
     assert not damage, "\n".join(f"{f.where} at {f.position}: {f.what}" for f in damage)
     return report

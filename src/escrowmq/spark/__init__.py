@@ -31,6 +31,7 @@ epoch that was decided is never decided again.
   columns.py              records to columns of messages
   transaction_columns.py  records to columns of mode=transactions
   log_reader.py           the same from the files of a broker
+  foreach_batch.py        a writer for `foreachBatch`: output modes `update` and `complete`
   writers.py              the batch and the stream writer; what a write task does
   row_encoding.py         rows to batches of messages
   exactly_once.py         register a run, decide an epoch, propagate the decision
@@ -39,6 +40,7 @@ epoch that was decided is never decided again.
 
 from __future__ import annotations
 
+from escrowmq.spark.foreach_batch import foreach_batch_writer
 from escrowmq.spark.session import local_session, register
 
-__all__ = ["local_session", "register"]
+__all__ = ["foreach_batch_writer", "local_session", "register"]

@@ -13,7 +13,7 @@ import gc
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Final
 
@@ -41,6 +41,7 @@ from escrowmq.spark.exactly_once import (
     propagate_decision_again,
     supports_batch_decisions,
 )
+from escrowmq.spark.foreach_batch import QUERY_ID_PROPERTY, RUN_ID_PROPERTY
 from escrowmq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, WriteOptions, parse_write_options
 from escrowmq.spark.queues import CREATED_QUEUES
 from escrowmq.spark.row_encoding import (
@@ -53,9 +54,6 @@ from escrowmq.spark.row_encoding import (
 
 log = logging.getLogger(__name__)
 
-# Local properties of a task, which Spark calls internal.
-_QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
-_RUN_ID_PROPERTY: Final = "spark.jobGroup.id"
 _BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 _PREPARED_SYS_FLAG: Final = 4
 _clock = SystemClock()
@@ -93,8 +91,8 @@ def stream_writer(
     """Return the writer of `df.writeStream.start()`. Raises ConfigError."""
     if overwrite:
         raise ConfigError(
-            "messages cannot be taken back, so outputMode 'complete' is not possible: use "
-            ".outputMode('append'), or 'update' to send every change of an aggregate"
+            "Spark lets a sink in Python only append: for outputMode 'update' or 'complete' use "
+            ".foreachBatch(escrowmq.spark.foreach_batch_writer(servers=…, topic=…))"
         )
     parsed = parse_write_options(options, is_stream=True)
     check_columns(schema, parsed.topic)
@@ -195,7 +193,12 @@ class BatchWriter(_Committer, DataSourceArrowWriter):
         self._epoch = SinkEpoch(sink, options.epoch or 0, run)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
-        return write(iterator, self._options, self._guarantee, self._epoch, current_task())
+        epoch = self._epoch
+        if self._is_named:
+            # In `foreachBatch` the query belongs to the epoch, as it does in a stream: another
+            # query with the same `transactional.id` must not take this epoch for its own.
+            epoch = replace(epoch, query=_local_property(QUERY_ID_PROPERTY))
+        return write(iterator, self._options, self._guarantee, epoch, current_task())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         # A sink with a random name has no further epochs, so the brokers need not remember it.
@@ -244,19 +247,23 @@ def stream_epoch(options: WriteOptions) -> SinkEpoch:
 
     The sink has the name `transactional.id`, or the id of the query.
     """
-    context = TaskContext.get()
     properties = [
-        context and context.getLocalProperty(name)
-        for name in (_QUERY_ID_PROPERTY, _RUN_ID_PROPERTY, _BATCH_ID_PROPERTY)
+        _local_property(name) for name in (QUERY_ID_PROPERTY, RUN_ID_PROPERTY, _BATCH_ID_PROPERTY)
     ]
     query, run, number = properties
     if not query or not run or not number or not number.isdecimal():
         raise ConfigError(
-            f"this Spark does not tell its tasks {_QUERY_ID_PROPERTY}, {_RUN_ID_PROPERTY} "
+            f"this Spark does not tell its tasks {QUERY_ID_PROPERTY}, {RUN_ID_PROPERTY} "
             f"and {_BATCH_ID_PROPERTY} ({properties}): "
             "the sink needs Spark 4.2 or 4.3, and a query that runs as micro-batches"
         )
     return SinkEpoch(options.transactional_id or query, int(number), run, query)
+
+
+def _local_property(name: str) -> str:
+    """Return a property of the current task; empty if it has none."""
+    context = TaskContext.get()
+    return (context.getLocalProperty(name) if context else None) or ""
 
 
 @cache

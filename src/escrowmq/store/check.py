@@ -5,6 +5,10 @@ key index against the log (check_indexes.py), and the small files by themselves.
 Apache RocketMQ (4.9 and 5.x) can be checked too; the lengths of their files are detected. What
 recovery repairs at the next start is a note, not damage. The memory that a check needs grows with
 the number of queues, not with the number of records.
+
+A broker may be using the directory. Then only what its last checkpoint describes is checked: the
+log and the queue entries below it do not change any more. The key index does, and so do the files
+that say what is durable; they are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from escrowmq.config import StoreConfig
-from escrowmq.errors import StoreDamaged, StoreError, StoreFailed
+from escrowmq.errors import StoreDamaged, StoreError, StoreFailed, StoreLocked
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.names import is_system_topic
 from escrowmq.store.check_indexes import IndexCheck, QueueCheck
@@ -29,6 +33,7 @@ from escrowmq.store.check_log import (
 from escrowmq.store.checkpoint import CHECKPOINT_PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH, has_right_checksum
 from escrowmq.store.commit_log import LOG_DIRECTORY as LOG_DIRECTORY
+from escrowmq.store.commit_log import is_file_name
 from escrowmq.store.config_files import (
     CONFIG_DIRECTORY,
     DeletedTopics,
@@ -36,6 +41,7 @@ from escrowmq.store.config_files import (
     missing_topics,
     topics_file,
 )
+from escrowmq.store.consume_queue import QUEUE_DIRECTORY, queue_directories
 from escrowmq.store.disk import Disk, Lock, read_file, read_what_is_left
 from escrowmq.store.flush_marks import MARKS_PATH
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
@@ -68,14 +74,17 @@ def check_store(
 
     `is_being_copied`: the directory is the copy of a backup or a restore that is under way.
 
-    Raises StoreLocked if a broker uses the directory, because the files would change during the
-    check. No broker can start on it while the check runs.
+    If no broker uses the directory, none can start on it while the check runs. Raises StoreLocked
+    if one uses it and there is no checkpoint, and StoreError if it removed files meanwhile.
     """
     if not is_store(disk):
         raise StoreError("not a store: it contains no commitlog directory")
-    lock = _acquire_lock(disk)
     try:
-        report = _check(disk, config)
+        lock = _acquire_lock(disk)
+    except StoreLocked:
+        return _check_in_use(disk)
+    try:
+        report = _check(disk, config, ShutdownState.load(disk))
         if disk.exists(INCOMPLETE_PATH) and not is_being_copied:
             incomplete = Finding(Severity.DAMAGE, INCOMPLETE_PATH, None, INCOMPLETE_COPY)
             report.findings.insert(0, incomplete)
@@ -83,6 +92,43 @@ def check_store(
     finally:
         if lock is not None:
             lock.release()
+
+
+def _check_in_use(disk: Disk) -> CheckReport:
+    """Check the part of a directory that the broker which uses it does not change any more."""
+    # Loaded first: whatever is listed after this contains everything below the checkpoint.
+    shutdown = ShutdownState.load(disk, is_in_use=True)
+    if shutdown.checkpoint is None:
+        raise StoreLocked(
+            "a broker uses this directory, and there is no checkpoint of EscrowMQ that says what "
+            "it does not change any more: try again in a moment, or stop the broker"
+        )
+    files_before = _log_and_queue_files(disk)
+    try:
+        report = _check(disk, None, shutdown)
+    finally:  # whatever the check has found: it may be because of a removed file
+        _raise_if_removed(disk, files_before)
+    return report
+
+
+def _log_and_queue_files(disk: Disk) -> set[str]:
+    directories = [LOG_DIRECTORY] + [
+        f"{QUEUE_DIRECTORY}/{topic}/{queue_id}" for topic, queue_id in queue_directories(disk)
+    ]
+    return {
+        f"{directory}/{name}"
+        for directory in directories
+        for name in disk.names(directory)
+        if is_file_name(name)
+    }
+
+
+def _raise_if_removed(disk: Disk, files_before: set[str]) -> None:
+    if removed := files_before - _log_and_queue_files(disk):
+        raise StoreError(
+            f"{min(removed)} was removed during the check, because its messages expired or its "
+            "topic was deleted: check again"
+        )
 
 
 def _acquire_lock(disk: Disk) -> Lock | None:
@@ -94,15 +140,14 @@ def _acquire_lock(disk: Disk) -> Lock | None:
         return None  # a read-only directory, perhaps a backup: no broker can write it either
 
 
-def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
+def _check(disk: Disk, config: StoreConfig | None, shutdown: ShutdownState) -> CheckReport:
     findings = Findings()
-    shutdown = ShutdownState.load(disk)
-    files = LogFiles(disk)
+    files = LogFiles(disk, limit=shutdown.unchanging_end)
     log = LogCheck(disk, files, shutdown, findings)
     queues = QueueCheck(disk, log, shutdown, findings)
     deleted_topics = _deleted_topics(disk)
     index = None
-    if _is_index_consistent(disk, shutdown, findings):
+    if not shutdown.is_in_use and _is_index_consistent(disk, shutdown, findings):
         index = IndexCheck(disk, log, shutdown, findings, config)
     try:
         for record in log.scan():
@@ -124,15 +169,17 @@ def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
         queues.close()
         if index is not None:
             index.close()
-    _check_checkpoints(disk, shutdown, queues, log.end, findings)
+    if not shutdown.is_in_use:
+        _check_checkpoints(disk, shutdown, queues, log.end, findings)
+        _check_topics(disk, queues.names(), deleted_topics, findings)
     _check_config(disk, findings)
-    _check_topics(disk, queues.names(), deleted_topics, findings)
     _check_snapshots(disk, findings)
-    if not shutdown.was_clean:
+    if not (shutdown.was_clean or shutdown.is_in_use):
         findings.add_note(ABORT_PATH, None, "the store was not closed: the next start recovers it")
     return CheckReport(
         findings=findings.to_list(),
         stopped_cleanly=shutdown.was_clean,
+        is_in_use=shutdown.is_in_use,
         has_lock_file=disk.exists(LOCK_PATH),
         log_begin=log.begin,
         log_end=log.end,

@@ -178,6 +178,8 @@ class QueueCheck:
         for queue in self._queues.values():
             if queue.missing is not None:
                 self._report_missing(queue, at_log_end=True)
+            if self._shutdown.is_in_use:
+                continue  # what follows belongs to records behind the checkpoint
             while queue.entry(queue.next_offset) is not None:
                 self._report_unclaimed(queue, queue.next_offset)
                 queue.next_offset += 1

@@ -21,7 +21,7 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from escrowmq.errors import RecordRefused
@@ -35,6 +35,7 @@ from escrowmq.store.checkpoint import (
 from escrowmq.store.commit_log import LOG_DIRECTORY, file_name
 from escrowmq.store.consume_queue import check_queue_name
 from escrowmq.store.disk import Disk
+from escrowmq.store.flush_marks import SavedMarks
 from escrowmq.store.log_files import DamagedRange, LogFile, LogFiles
 from escrowmq.store.recovery import SavedState
 from escrowmq.store.store import ABORT_PATH
@@ -93,6 +94,7 @@ class CheckReport:
 
     findings: list[Finding] = field(default_factory=list)
     stopped_cleanly: bool = True  # no `abort` file
+    is_in_use: bool = False  # by a broker: only what its last checkpoint describes was checked
     has_lock_file: bool = False
     log_begin: int = 0
     log_end: int = 0
@@ -110,23 +112,34 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownState:
-    """How the last process that used a directory left it."""
+    """How the last process that used a directory left it, or that a broker is using it now."""
 
     was_clean: bool
     checkpoint: Checkpoint | None
     rocketmq_checkpoint: RocketMQCheckpoint | None
     saved: SavedState
+    is_in_use: bool = False
 
     @classmethod
-    def load(cls, disk: Disk) -> ShutdownState:
+    def load(cls, disk: Disk, *, is_in_use: bool = False) -> ShutdownState:
         was_clean = not disk.exists(ABORT_PATH)
         saved = SavedState.load(disk, was_clean=was_clean)
-        return cls(was_clean, saved.checkpoint, load_rocketmq_checkpoint(disk), saved)
+        if is_in_use:
+            # The marks go on while the log is read; the checkpoint says where the check ends.
+            saved = replace(saved, marks=SavedMarks())
+        return cls(was_clean, saved.checkpoint, load_rocketmq_checkpoint(disk), saved, is_in_use)
 
     @property
     def durable_end(self) -> int | None:
         """Return the log offset below which the log was durable; None if it is unknown."""
         return self.saved.durable_end
+
+    @property
+    def unchanging_end(self) -> int | None:
+        """Return the log offset where a check has to end; None if nobody writes the log."""
+        if not self.is_in_use or self.checkpoint is None:
+            return None
+        return self.checkpoint.log_offset
 
     def will_be_rebuilt(self, log_offset: int) -> bool:
         """Return whether the next start restores queue entry and keys of the record there."""

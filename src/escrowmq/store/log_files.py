@@ -54,10 +54,14 @@ class DamagedRange:
 
 
 class LogFiles:
-    """All segments of a log. `end` is behind the last valid record that `scan` has yielded."""
+    """All segments of a log. `end` is behind the last valid record that `scan` has yielded.
 
-    def __init__(self, disk: Disk) -> None:
+    `limit`: a record boundary. What is behind it is not read, because it is still being written.
+    """
+
+    def __init__(self, disk: Disk, *, limit: int | None = None) -> None:
         self._disk = disk
+        self._limit = limit
         self._open_files = BufferedFiles(disk, files_max=2)
         names = disk.names(LOG_DIRECTORY)
         self.unknown_names = [name for name in names if not is_file_name(name)]
@@ -76,8 +80,9 @@ class LogFiles:
         self.end = self.begin
 
     def files_end(self) -> LogOffset:
-        """Return where the last segment ends."""
-        return LogOffset(self.files[-1].base + self.segment_bytes if self.files else 0)
+        """Return where the last segment ends, or the limit."""
+        end = self.files[-1].base + self.segment_bytes if self.files else 0
+        return LogOffset(end if self._limit is None else min(end, self._limit))
 
     def close(self) -> None:
         self._open_files.close()

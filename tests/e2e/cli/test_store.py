@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from escrowmq.config import StoreConfig
 from escrowmq.message import record as sysflag
 from escrowmq.message.compression import compress_body
 from escrowmq.store.disk import RealDisk
-from tests.support.brokers import COMMAND
+from tests.support.brokers import COMMAND, Server
 from tests.support.commands import CommandResult
 from tests.support.commands import run as run_command
 from tests.support.stores import HOST, NOW_MS, fill, open_store, properties, sample
@@ -105,17 +106,33 @@ def test_a_directory_without_a_store_is_refused_with_one_line_and_exit_code_2(
             assert len(result.err.splitlines()) == 1
 
 
-def test_a_store_that_a_broker_owns_can_be_dumped_but_not_checked(tmp_path: Path) -> None:
-    store = open_store(RealDisk(tmp_path), SETTINGS)
-    fill(store, range(5))
-    try:
-        result = run("store", "check", tmp_path)
-        assert (result.code, result.out) == (2, "")
-        assert "another broker uses" in result.err
-        assert len(dump(tmp_path)) == 5
-    finally:
-        store.close()
-    assert run("store", "check", tmp_path).code == 0
+def test_the_store_of_a_running_broker_can_be_checked_and_dumped(tmp_path: Path) -> None:
+    """Messages are sent all the time; what a check sees is never damage."""
+    with Server(tmp_path) as server, server.client() as client:
+        is_over = threading.Event()
+
+        def send_messages() -> None:
+            while not is_over.is_set():
+                client.send("orders", b"x" * 500)
+
+        sender = threading.Thread(target=send_messages)
+        sender.start()
+        try:
+            records: list[int] = []
+            while len(set(records)) < 3:  # until several checkpoints were made
+                result = run("store", "check", server.data, "--json")
+                assert (result.code, result.err) == (0, "")
+                assert result.json["is_in_use"] is True
+                assert [f for f in result.json["findings"] if f["severity"] == "damage"] == []
+                records.append(result.json["records"])
+            result = run("store", "check", server.data)
+            assert result.lines[-1].startswith("a broker is running on it: ")
+            assert run("store", "dump", server.data, "--limit", "3").code == 0
+        finally:
+            is_over.set()
+            sender.join()
+    result = run("store", "check", server.data)
+    assert (result.code, result.lines[-1].endswith("clean")) == (0, True)
 
 
 # --- dump ------------------------------------------------------------------------------------

@@ -53,8 +53,16 @@ def test_every_row_is_stored_once_after_a_kill_at_every_point(tmp_path: Path) ->
     assert_cases_survive(sorted(all_cases(), key=lambda case: case.master), tmp_path)
 
 
-def assert_cases_survive(cases: list[Case], directory: Path) -> None:
-    with CrashHarness(directory) as harness:
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_foreach_batch_stores_every_row_once_after_processes_are_killed(tmp_path: Path) -> None:
+    assert_cases_survive([*IN_CI, *DRIVER_CASES], tmp_path, is_foreach_batch=True)
+
+
+def assert_cases_survive(
+    cases: list[Case], directory: Path, *, is_foreach_batch: bool = False
+) -> None:
+    with CrashHarness(directory, is_foreach_batch=is_foreach_batch) as harness:
         outcomes = [outcome for chain in chains(cases) for outcome in harness.run(chain)]
     assert not failures(cases, outcomes), f"\n{table(outcomes)}"
 

@@ -206,7 +206,7 @@ def test_at_least_once_a_repeated_row_has_the_same_id(server: Server, topic: str
 def test_invalid_writers_are_refused_with_what_to_do(server: Server, topic: str) -> None:
     with pytest.raises(ConfigError, match=r"use .mode"):
         batch_writer({"servers": server.namesrv_address, "topic": topic}, BODY, True)
-    with pytest.raises(ConfigError, match="outputMode 'complete' is not possible"):
+    with pytest.raises(ConfigError, match=r"outputMode 'update' or 'complete' use .foreachBatch"):
         stream_writer({"servers": server.namesrv_address, "topic": topic}, BODY, True)
     with pytest.raises(NotSent, match="check option servers"):
         stream_writer({"servers": "127.0.0.1:1", "topic": topic, "timeout": "1"}, BODY, False)

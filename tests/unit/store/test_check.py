@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from escrowmq.errors import StoreError, StoreLocked
+from escrowmq.errors import StoreError
 from escrowmq.store.check import check_store
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.flush_marks import MARKS_PATH
@@ -350,14 +350,6 @@ def test_a_clock_that_was_set_back_is_a_note(clean: Path) -> None:
 
 
 # --- stores that cannot be checked ----------------------------------------------------------------
-
-
-def test_a_directory_that_a_broker_has_locked_cannot_be_checked(clean: Path) -> None:
-    store = open_store(RealDisk(clean))
-    with pytest.raises(StoreLocked):
-        examine(clean)
-    store.close()
-    assert examine(clean).is_clean
 
 
 def test_a_broker_can_start_after_a_check(clean: Path) -> None:

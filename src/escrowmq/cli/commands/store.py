@@ -63,8 +63,12 @@ def store() -> None:
 def check(context: click.Context, directory: str, as_json: bool) -> None:
     """Check the log, queues, index and configuration files in DIRECTORY.
 
+    A broker may be running on DIRECTORY. Then the log and the queues are checked up to its last
+    checkpoint, which is about a second old. What it is still writing is left out, and so is the key
+    index: stop the broker to check all of it.
+
     Exit code 0: everything that was written is there. 1: something is damaged. 2: DIRECTORY cannot
-    be checked, because it is missing, unreadable, not a store, or in use by a broker.
+    be checked, because it is missing, unreadable, or not a store.
     """
     try:
         report = check_store(_open_disk(directory))
@@ -101,7 +105,13 @@ def _report_summary(report: CheckReport) -> str:
     damaged = sum(finding.severity is Severity.DAMAGE for finding in report.findings)
     notes = len(report.findings) - damaged
     verdict = "clean" if report.is_clean else f"DAMAGED in {damaged} places"
-    return f"{counts}: {verdict}" + (f", {notes} notes" if notes else "")
+    left_out = ""
+    if report.is_in_use:
+        left_out = (
+            "\na broker is running on it: what it has written since its last checkpoint, and the "
+            "key index, were not checked"
+        )
+    return f"{counts}: {verdict}" + (f", {notes} notes" if notes else "") + left_out
 
 
 def _report_json(report: CheckReport) -> dict[str, Any]:
