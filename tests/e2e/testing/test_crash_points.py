@@ -109,5 +109,6 @@ def test_a_process_is_killed_at_the_end_of_its_block(broker: LocalBroker) -> Non
         CrashPoint.BEFORE_END, StopSignal.FREEZE, send_in_transaction, broker.servers, "left"
     ) as process:
         process.wait_for_point()
+        assert len(broker.open_transactions("left")) == 1  # no thread went on to the end
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
