@@ -356,6 +356,8 @@ def test_a_message_takes_one_statement_with_psycopg(
         session.execute(text("SET LOCAL application_name = 'mine'"))
         session.commit()
     assert statements[-1].startswith("SELECT escrowmq_marker.messages")
+    with engine.connect() as connection:  # the same one, from the pool
+        assert connection.scalar(text("SHOW application_name")) == ""
     agree(server, engine, topic)
 
 
