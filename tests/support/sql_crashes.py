@@ -11,10 +11,10 @@ Exit code 3 means that the database refused the transaction.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +55,8 @@ def main(url: str, namesrv: str, name: str, point: str, action: str, binding: st
         nonlocal has_stopped
         if current_point == point and not has_stopped:
             has_stopped = True  # a frozen process that is resumed may reach the point again
-            os.kill(os.getpid(), SIGNALS[action])
+            # A signal for the process may stop another thread first, while this one goes on.
+            signal.pthread_kill(threading.get_ident(), SIGNALS[action])
 
     watch_end(reach)
     try:
