@@ -87,7 +87,10 @@ class JoinedTransaction:
             raise ConfigError("a session with two-phase commits cannot be joined")
         if any(other.is_attached_to(connection) for other in connection.info.get(_JOINED, [])):
             # On some databases the checks of one would remove the savepoints of the other.
-            raise ConfigError("the transaction was joined by another Escrow; use one for all")
+            raise ConfigError(
+                "the transaction was joined before, by another Escrow or through its connection; "
+                "send all its messages with the same object"
+            )
         connection.info[_JOINED] = [self]
         self._root = root
 

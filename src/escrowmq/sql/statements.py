@@ -28,6 +28,7 @@ from sqlalchemy import (
     insert,
     select,
     text,
+    true,
     update,
 )
 from sqlalchemy.dialects.mysql import VARCHAR
@@ -136,6 +137,13 @@ _DELETE_MARKER: Final = delete(marker_table).where(_IS_MARKER)
 #
 # The marker also counts the messages as they are sent. If a part of the transaction is rolled back,
 # for example to a savepoint that was set in plain SQL, the count goes back too.
+#
+# The check before the commit needs no statement if PostgreSQL has answered it already. What writes
+# marker and count also sets `application_name` to both, for this transaction only. PostgreSQL
+# reports each change of this setting with the response to the statement that caused it, and psycopg
+# keeps the last report. The end of the transaction sets it back, however it came about, and so does
+# a rollback to a savepoint before it. So as long as the last report is what the last message has
+# set, the transaction is open and the count is right. Otherwise a statement asks.
 
 _TRANSACTION_NUMBER: Final = func.txid_current()
 _COUNT_ONE_MORE: Final = (
@@ -145,8 +153,9 @@ _COUNT_ONE_MORE: Final = (
 )
 _READ_MESSAGES: Final = select(marker_table.c.messages).where(_IS_MARKER)
 # The same with the number of the transaction.
-_NUMBERED_INSERT: Final = _INSERT_MARKER.returning(_TRANSACTION_NUMBER)
-_NUMBERED_COUNT: Final = _COUNT_ONE_MORE.returning(_TRANSACTION_NUMBER)
+_SET_REPORTED: Final = func.set_config("application_name", bindparam("reported"), true())
+_NUMBERED_INSERT: Final = _INSERT_MARKER.returning(_TRANSACTION_NUMBER, _SET_REPORTED)
+_NUMBERED_COUNT: Final = _COUNT_ONE_MORE.returning(_TRANSACTION_NUMBER, _SET_REPORTED)
 _NUMBERED_READ: Final = _READ_MESSAGES.add_columns(_TRANSACTION_NUMBER)
 
 
@@ -182,7 +191,8 @@ def insert_marker(
     """
     row = {**_row(transaction_id, COMMITTED, group), "messages": messages}
     if _has_transaction_numbers(connection):
-        return str(connection.execute(_NUMBERED_INSERT, row).scalar_one())
+        values = {**row, "reported": _reported_text(transaction_id, messages)}
+        return str(connection.execute(_NUMBERED_INSERT, values).scalar_one())
     if _has_compound_statements(connection):
         connection.execute(_compound(_INSERT_MARKER_SQL, f"SAVEPOINT {savepoint}"), row)
         return savepoint
@@ -200,8 +210,9 @@ def count_message(connection: Connection, transaction_id: str, proof: str, count
     Return False if the connection is not in the transaction of the marker any more, or if a part of
     it that had messages was rolled back.
     """
-    values = {"marker_id": transaction_id, "count": count}
+    values: dict[str, object] = {"marker_id": transaction_id, "count": count}
     if _has_transaction_numbers(connection):
+        values["reported"] = _reported_text(transaction_id, count)
         return str(connection.execute(_NUMBERED_COUNT, values).scalar_one_or_none()) == proof
     if _has_compound_statements(connection):
         return _count_in_one_statement(connection, transaction_id, proof, count)
@@ -219,6 +230,8 @@ def finish_marker(connection: Connection, transaction_id: str, proof: str, count
     """
     values = {"marker_id": transaction_id}
     if _has_transaction_numbers(connection):
+        if count and _last_report(connection) == _reported_text(transaction_id, count):
+            return True
         row = connection.execute(_NUMBERED_READ, values).one_or_none()
         is_open = row is not None and (row[0], str(row[1])) == (count, proof)
     else:
@@ -272,6 +285,17 @@ def insert_inbox_rows(
 
 def _has_transaction_numbers(connection: Connection) -> bool:
     return connection.dialect.name == "postgresql"
+
+
+def _reported_text(transaction_id: str, count: int) -> str:
+    return f"{transaction_id} {count}"
+
+
+def _last_report(connection: Connection) -> str | None:
+    """Return the `application_name` that PostgreSQL reported last; None if it was not kept."""
+    info = getattr(connection.connection.driver_connection, "info", None)
+    parameter_status = getattr(info, "parameter_status", None)  # of psycopg
+    return None if parameter_status is None else parameter_status("application_name")
 
 
 def _has_compound_statements(connection: Connection) -> bool:

@@ -33,7 +33,12 @@ from tests.support.sql_bank import (
     saved_ids,
     transfers,
 )
-from tests.support.sql_endings import ENDINGS, save
+from tests.support.sql_endings import (
+    ENDINGS,
+    roll_back_by_driver,
+    roll_back_by_statement,
+    save,
+)
 from tests.support.tcp_proxy import CuttingProxy
 from tests.support.waiting import wait_until
 
@@ -149,8 +154,9 @@ def test_a_scoped_session_is_joined_like_a_session(
     tx = pay(escrow, registry, topic, "a")
     assert escrow.join(registry()) is tx
     registry.commit()
-    pay(escrow, registry, topic, "b")
+    removed = pay(escrow, registry, topic, "b")
     registry.remove()
+    assert (outcome_of(tx), outcome_of(removed)) == (COMMITTED, ROLLED_BACK)
     assert open_halves(server) == 0
     agree(server, engine, topic)
 
@@ -303,6 +309,55 @@ def test_the_messages_follow_a_transaction_that_ends_behind_the_session(
     server.assert_settled()
     delivered = [b"a"] if "a" in saved_ids(engine) else []
     assert delivered_bodies(server, topic) == delivered
+
+
+@pytest.mark.parametrize("end", [roll_back_by_statement, roll_back_by_driver])
+def test_a_commit_after_a_rollback_behind_the_session_is_refused(
+    server: Server, engine: Engine, escrow: Escrow, topic: str, end: Callable[[Session], None]
+) -> None:
+    with Session(engine) as session:
+        pay(escrow, session, topic, "a")
+        end(session)
+        save(session, "b")  # begins another transaction
+        with pytest.raises((SessionEndedInBlock, DBAPIError)):
+            session.commit()
+    assert saved_ids(engine) == []
+    agree(server, engine, topic)
+
+
+@contextmanager
+def statements_of(engine: Engine) -> Iterator[list[str]]:
+    """Yield a list to which the statements are added that an engine executes."""
+    statements: list[str] = []
+
+    def add(*arguments: object) -> None:
+        statements.append(str(arguments[2]))
+
+    event.listen(engine, "before_cursor_execute", add)
+    yield statements
+    event.remove(engine, "before_cursor_execute", add)
+
+
+def test_a_message_takes_one_statement_with_psycopg(
+    server: Server, engine: Engine, escrow: Escrow, topic: str
+) -> None:
+    if engine.dialect.name != "postgresql":
+        pytest.skip("only PostgreSQL reports that a transaction is still open")
+    with statements_of(engine) as statements, Session(engine) as session:
+        pay(escrow, session, topic, "a")
+        session.commit()
+    assert [statement.split()[:3] for statement in statements] == [
+        ["INSERT", "INTO", "transfer"],
+        ["INSERT", "INTO", "escrowmq_marker"],
+    ]
+    with statements_of(engine) as statements, Session(engine) as session:
+        pay(escrow, session, topic, "b")
+        session.execute(text("SET LOCAL application_name = 'mine'"))
+        session.commit()
+    assert statements[-1].startswith("SELECT escrowmq_marker.messages")
+    with engine.connect() as connection:  # the same one, from the pool
+        assert connection.scalar(text("SHOW application_name")) == ""
+    agree(server, engine, topic)
 
 
 @contextmanager
