@@ -17,7 +17,7 @@ from escrowmq.sql.statements import inbox_table
 from tests.support.apps import unacknowledged_count, wait_dead_letters
 from tests.support.brokers import Server
 from tests.support.clients import send
-from tests.support.sql_bank import delivered_bodies, new_topic, saved_ids, wait_until_settled
+from tests.support.sql_bank import delivered_bodies, new_topic, saved_ids
 from tests.support.worker_processes import ROOT, WAIT_S, WorkerCommand
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ async def test_handlers_of_a_site_have_one_transaction_with_inbox_and_messages(
         assert command.stop(signal.SIGINT) == 0, command.output
     assert dead[0].failure is not None
     assert dead[0].failure.cause == "ZeroDivisionError: bad"
-    wait_until_settled(server)
+    server.assert_settled()
     receipts = delivered_bodies(server, f"{topic}-receipts")
     assert receipts == [b"a", b"b", b"by hand a", b"by hand b"]
     assert await unacknowledged_count(server, f"g-{topic}", topic) == 0

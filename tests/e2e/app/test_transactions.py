@@ -18,7 +18,7 @@ from escrowmq.sql.statements import inbox_table
 from tests.support.apps import outcomes, running, topic_messages, wait_dead_letters, wait_messages
 from tests.support.brokers import Server
 from tests.support.clients import numbered_bodies, send
-from tests.support.sql_bank import new_topic, saved_ids, transfers, wait_until_settled
+from tests.support.sql_bank import new_topic, saved_ids, transfers
 from tests.support.waiting import wait_until_async
 
 pytestmark = pytest.mark.slow
@@ -117,7 +117,7 @@ async def test_a_result_is_sent_if_and_only_if_the_transaction_commits(
     async with running(app):
         await wait_until_async(lambda: outcomes(app) == {"done": 2, "retried": 3, "dead": 1})
         await wait_messages(server, out, 2)
-        wait_until_settled(server)
+        server.assert_settled()
     bodies = sorted(message.body for message in await topic_messages(server, out))
     assert bodies == [b"by hand a", b'{"id":"a"}']
 
@@ -186,7 +186,7 @@ async def test_coroutines_have_the_same_transactions(server: Server, engine: Eng
     async with running(app):
         await wait_until_async(lambda: outcomes(app)["done"] == 4)
         await wait_messages(server, out, 2)
-        await asyncio.to_thread(wait_until_settled, server)
+        await server.assert_settled_async()
     await async_engine.dispose()
     bodies = sorted(message.body for message in await topic_messages(server, out))
     assert bodies == [b"by hand", b'{"id":"a"}']

@@ -15,7 +15,7 @@ from tests.support.brokers import Server
 from tests.support.clients import numbered_bodies, send
 from tests.support.ports import free_ports
 from tests.support.scraping import scrape
-from tests.support.sql_bank import delivered_bodies, new_topic, saved_ids, wait_until_settled
+from tests.support.sql_bank import delivered_bodies, new_topic, saved_ids
 from tests.support.waiting import wait_until
 from tests.support.worker_processes import WorkerCommand
 
@@ -64,7 +64,7 @@ async def test_a_worker_that_is_killed_in_the_middle_leaves_each_effect_once(
     with WorkerCommand(BANK, environment=settings) as worker:
         worker.wait_for(lambda: len(saved_ids(engine)) == 30, "all transfers are saved")
         assert worker.stop() == 0, worker.output
-    wait_until_settled(server)
+    server.assert_settled()
     assert saved_ids(engine) == [name.decode() for name in names]
     assert delivered_bodies(server, f"{topic}-receipts") == names
     assert await unacknowledged_count(server, f"g-{topic}", topic) == 0

@@ -313,7 +313,7 @@ def test_the_messages_follow_a_transaction_that_ends_behind_the_session(
 
 @pytest.mark.parametrize("end", [roll_back_by_statement, roll_back_by_driver])
 def test_a_commit_after_a_rollback_behind_the_session_is_refused(
-    server: Server, engine: Engine, escrow: Escrow, topic: str, end: Callable[[Session], None]
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str, end: Callable[[Session], None]
 ) -> None:
     with Session(engine) as session:
         pay(escrow, session, topic, "a")
@@ -339,7 +339,7 @@ def statements_of(engine: Engine) -> Iterator[list[str]]:
 
 
 def test_a_message_takes_one_statement_with_psycopg(
-    server: Server, engine: Engine, escrow: Escrow, topic: str
+    server: LocalServer, engine: Engine, escrow: Escrow, topic: str
 ) -> None:
     if engine.dialect.name != "postgresql":
         pytest.skip("only PostgreSQL reports that a transaction is still open")
