@@ -83,6 +83,15 @@ async def wait_dead_letters(server: Broker, group: str, count: int = 1) -> list[
     return await wait_messages(server, f"%DLQ%{group}", count)
 
 
+async def wait_all_acknowledged(server: Broker, group: str, topic: str) -> None:
+    """Wait until the group has acknowledged a topic; a consumer commits every five seconds."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if not await unacknowledged_count(server, group, topic):
+                return
+            await asyncio.sleep(0.05)
+
+
 async def unacknowledged_count(server: Broker, group: str, topic: str) -> int:
     """Return how many messages of a topic the group has not acknowledged."""
     async with PullConsumer(server.namesrv_address, group=group) as consumer:
