@@ -363,10 +363,10 @@ class Transaction(_Caller):
     """
 
     def __init__(self, inner: transactions.Transaction) -> None:
-        self._inner = inner
+        self.asyncio_transaction = inner  # for the coroutines that `run` and `start` get
 
     def __enter__(self) -> Transaction:
-        self._run(self._inner.__aenter__())
+        self._run(self.asyncio_transaction.__aenter__())
         return self
 
     def __exit__(
@@ -375,40 +375,35 @@ class Transaction(_Caller):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        return self._run(self._inner.__aexit__(exc_type, error, traceback))
+        return self._run(self.asyncio_transaction.__aexit__(exc_type, error, traceback))
 
     def send(self, message: Message) -> SendResult:
         """Park another message, which is committed or rolled back with the others."""
-        return self._run(self._inner.send(message))
+        return self._run(self.asyncio_transaction.send(message))
 
     def end(self, verdict: Verdict, *, remark: str = "") -> TransactionOutcome:
         """Commit or roll back now; the end of the block then does nothing."""
-        return self._run(self._inner.end(verdict, remark=remark))
-
-    @property
-    def asyncio_transaction(self) -> transactions.Transaction:
-        """The same transaction for the coroutines that `run` and `start` get."""
-        return self._inner
+        return self._run(self.asyncio_transaction.end(verdict, remark=remark))
 
     @property
     def id(self) -> str:
         """The id of the transaction, which a checker receives as `message.transaction_id`."""
-        return self._inner.id
+        return self.asyncio_transaction.id
 
     @property
     def name(self) -> str:
         """The kind of transaction, by which a checker is chosen; may be empty."""
-        return self._inner.name
+        return self.asyncio_transaction.name
 
     @property
     def halves(self) -> list[SendResult]:
         """The messages that are parked so far."""
-        return self._inner.halves
+        return self.asyncio_transaction.halves
 
     @property
     def outcome(self) -> TransactionOutcome | None:
         """How the transaction ended; None until the end."""
-        return self._inner.outcome
+        return self.asyncio_transaction.outcome
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -491,8 +486,7 @@ class Consumer(_BlockingConsumer[consumers.Consumer]):
     """A member of a consumer group; see `escrowmq.Consumer` for the parameters.
 
     with Consumer("127.0.0.1:9876", group="billing", subscribe={"orders": "*"}) as consumer:
-        for message in consumer:           # asking for the next one acknowledges this one
-            ...
+        for message in consumer: ...           # asking for the next one acknowledges this one
     """
 
     def __init__(

@@ -134,12 +134,15 @@ class ManualClock:
         self._boots = 1
 
     def now_ms(self) -> int:
+        """Return the wall clock, in milliseconds since 1970."""
         return self._now_ms
 
     def elapsed_s(self) -> float:
+        """Return the seconds since the clock was created."""
         return self._elapsed_s
 
     def boot_id(self) -> str:
+        """Return a text that changes whenever the machine starts."""
         return f"boot {self._boots}"
 
     def advance(self, *, ms: int) -> None:

@@ -57,3 +57,7 @@ def __getattr__(name: str) -> Any:
     if name == "DjangoDatabase":  # Django is an extra
         return importlib.import_module("escrowmq.app.django_database").DjangoDatabase
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -82,7 +82,9 @@ class HandlerQueue:
     def __init__(self, handler: AppHandler) -> None:
         self.handler = handler
         self.counts = HandlerCounts()
-        self._waiting: DeliveryQueue[str, PendingMessage] = DeliveryQueue(orderly=handler.ordered)
+        self._waiting: DeliveryQueue[str, PendingMessage] = DeliveryQueue(
+            orderly=handler.ordered, is_shared=True
+        )
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -649,6 +649,7 @@ class AsyncTransactionMessages(BaseTransactionMessages):
         return self._calls.watch(self._send(message))
 
     def raise_if_unawaited(self) -> None:
+        """Raise LocalProtocolError if the block forgot to await a send."""
         self._calls.raise_if_any("tx.send()")
 
     async def _send(self, message: Message) -> SendResult:

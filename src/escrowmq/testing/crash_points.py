@@ -106,6 +106,7 @@ class CrashingProcess:
 
     @property
     def pid(self) -> int:
+        """The id of the process."""
         return self._process.pid
 
     def wait_for_point(self, *, timeout_s: float = TIMEOUT_S) -> None:

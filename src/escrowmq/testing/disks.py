@@ -148,19 +148,23 @@ class MemoryDisk:
         self._boot_number = 1
 
     def create(self, path: str, size: int) -> MemoryFile:
+        """Create a file of `size` zeros, or replace an existing one. Directories are created."""
         self._call(f"create {path} {size}", lambda faults: faults._fail_create(path, size))
         return self._create(path, size)
 
     def open(self, path: str, *, writable: bool = True) -> MemoryFile:
+        """Open an existing file."""
         self._call(f"open {path}")
         return MemoryFile(self, path, self._file(path, "opening"), writable)
 
     def names(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted; none if the directory does not exist."""
         prefix = path + "/" if path else ""
         relative = [name[len(prefix) :] for name in self._names if name.startswith(prefix)]
         return sorted(name for name in relative if name and "/" not in name)
 
     def sizes(self, path: str) -> dict[str, int]:
+        """Return the names and lengths of the files in a directory."""
         prefix = path + "/" if path else ""
         return {
             name: len(self._names[prefix + name].buffer)
@@ -169,12 +173,15 @@ class MemoryDisk:
         }
 
     def size(self, path: str) -> int | None:
+        """Return the length of a file; None if it does not exist."""
         return len(self._names[path].buffer) if path in self._names else None
 
     def exists(self, path: str) -> bool:
+        """Return whether there is a file or directory."""
         return path in self._names
 
     def rename(self, old: str, new: str) -> None:
+        """Rename a file, and replace what has the new name."""
         self._call(f"rename {old} {new}")
         inode = self._file(old, "renaming")
         if self._is_directory(new) or not self._is_directory(parent_directory(new)):
@@ -185,32 +192,39 @@ class MemoryDisk:
             self._change({old: None, new: inode})
 
     def remove(self, path: str) -> None:
+        """Remove a file or an empty directory."""
         self._call(f"remove {path}")
         if self._inode(path, "removing").is_directory and self.names(path):
             raise StoreFailed(f"removing {path}: Directory not empty")
         self._change({path: None})
 
     def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
         self._call(f"sync_directory {path or '.'}")
         if not self._is_directory(path):
             raise StoreFailed(f"flushing directory {path or '.'}: No such directory")
         self._commit(path)
 
     def begin_sync_all(self) -> MemorySyncAll:
+        """Begin to make all files durable."""
         return MemorySyncAll(self)
 
     def modified_ms(self, path: str) -> int:
+        """Return when a file was written last."""
         return self._inode(path, "reading the status of").modified_ms
 
     def usage(self) -> DiskUsage:
+        """Return how full the disk is."""
         total = 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
         used = sum(len(inode.written_pages) for inode in self._names.values()) * PAGE_BYTES
         return DiskUsage(total_bytes=total, free_bytes=max(0, total - used))
 
     def boot_id(self) -> str:
+        """Return a text that changes whenever the machine starts."""
         return f"boot {self._boot_number}"
 
     def lock(self, path: str, content: bytes) -> MemoryLock:
+        """Lock a directory by a locked file with this content. Raises StoreLocked."""
         self._call(f"lock {path}")
         inode = self._get_or_create(path)
         if inode.is_locked:

@@ -216,6 +216,7 @@ class Network:
 
     @property
     def in_flight(self) -> int:
+        """How many frames are on their way to ends that are open."""
         return sum(end.is_open for _, _, end, _ in self._in_flight)
 
     def disconnect(self, end: Endpoint) -> None:

@@ -81,7 +81,7 @@ async def test_handlers_of_a_site_have_one_transaction_with_inbox_and_messages(
         assert command.stop(signal.SIGINT) == 0, command.output
     assert dead[0].failure is not None
     assert dead[0].failure.cause == "ZeroDivisionError: bad"
-    server.assert_settled()
+    await server.assert_settled_async()
     receipts = delivered_bodies(server, f"{topic}-receipts")
     assert receipts == [b"a", b"b", b"by hand a", b"by hand b"]
     assert saved_ids(engine) == ["a", "b", "c", "d"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from dataclasses import dataclass
 
@@ -117,7 +116,7 @@ async def test_a_result_is_sent_if_and_only_if_the_transaction_commits(
     async with running(app):
         await wait_until_async(lambda: outcomes(app) == {"done": 2, "retried": 3, "dead": 1})
         await wait_messages(server, out, 2)
-        server.assert_settled()
+        await server.assert_settled_async()
     bodies = sorted(message.body for message in await topic_messages(server, out))
     assert bodies == [b"by hand a", b'{"id":"a"}']
 

@@ -65,7 +65,7 @@ async def test_a_worker_that_is_killed_in_the_middle_leaves_each_effect_once(
         worker.wait_for(lambda: len(saved_ids(engine)) == 30, "all transfers are saved")
         await wait_all_acknowledged(server, f"g-{topic}", topic)
         assert worker.stop() == 0, worker.output
-    server.assert_settled()
+    await server.assert_settled_async()
     assert saved_ids(engine) == [name.decode() for name in names]
     assert delivered_bodies(server, f"{topic}-receipts") == names
 

@@ -415,10 +415,12 @@ class DeliveryQueue(Generic[Q, M]):
 
     Queues take turns, one message each, so that a busy queue does not delay the others. With
     `orderly`, at most one message of a queue is delivered at a time; `release` allows the next.
+    Only one call of `get_batch` may wait, unless it `is_shared` by several tasks.
     """
 
-    def __init__(self, *, orderly: bool = False) -> None:
+    def __init__(self, *, orderly: bool = False, is_shared: bool = False) -> None:
         self._orderly = orderly
+        self._is_shared = is_shared
         self._messages: dict[Q, deque[M]] = {}
         self._ready: asyncio.Queue[Q | None] = asyncio.Queue()  # turns; None: closed
         self._scheduled: set[Q] = set()  # queues that have a turn in `_ready`
@@ -464,9 +466,9 @@ class DeliveryQueue(Generic[Q, M]):
         """Wait for a message, and return it with others that are there; None once closed.
 
         The list is empty if no message came within `timeout_s`; None waits without end. Raises
-        LocalProtocolError if another call waits.
+        LocalProtocolError if another call waits and must not.
         """
-        if self._is_waiting:
+        if self._is_waiting and not self._is_shared:
             raise LocalProtocolError(
                 "another task or thread waits for messages of this consumer, and each would "
                 "acknowledge those of the other; use handlers with run(), or a consumer for each"
