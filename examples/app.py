@@ -4,7 +4,7 @@ escrowmq worker examples.app:app      any number of them; Ctrl-C finishes what r
 python examples/app.py 30 20 oops     send two transfers and a message that is none
 
 Each transfer is credited once and answered with one receipt, whatever is killed in between. The
-message that is no transfer moves to the dead letters: escrowmq message dead list --group receiving-bank
+message that is no transfer moves to the dead letters: see `escrowmq message dead list`.
 """
 
 from __future__ import annotations

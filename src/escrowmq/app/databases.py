@@ -76,7 +76,8 @@ class HandlerDatabase(ABC):
         """Create the tables if they are missing, and connect to the brokers if it `sends`."""
 
     @abstractmethod
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Stop what `open` has started."""
 
 
 class BlockingDatabase(HandlerDatabase):
