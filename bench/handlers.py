@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -45,6 +46,7 @@ from escrowmq.sql import metadata
 from tests.support.brokers import Server
 from tests.support.databases import Postgres
 from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 MESSAGES: Final = {EMPTY: 40_000, MODEL: 40_000, INBOX: 4_000}
 QUICK_SHARE: Final = 20  # of them in a quick run
@@ -178,6 +180,7 @@ def feed_nats(program: str | None, messages: int, content_type: str) -> Iterator
             server = subprocess.Popen(
                 [program, "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
             )
+            wait_until(lambda: _is_open(port), "nats-server listens")
             asyncio.run_coroutine_threadsafe(_publish(port, messages, content_type), loop)
         yield f"nats://127.0.0.1:{port}"
     finally:
@@ -187,6 +190,11 @@ def feed_nats(program: str | None, messages: int, content_type: str) -> Iterator
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def _is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def _publish(port: int, messages: int, content_type: str) -> None:
@@ -203,7 +211,7 @@ async def _publish(port: int, messages: int, content_type: str) -> None:
     await ready.wait()
     for number in range(messages):
         await client.publish(SUBJECT, body(number), headers={"content-type": content_type})
-    await client.flush(timeout=60)
+    await client.close()  # flushes
 
 
 class _StubServer:
