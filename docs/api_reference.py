@@ -188,13 +188,13 @@ def _fields(cls: type) -> Iterator[str]:
     names = set(getattr(cls, "__dataclass_fields__", getattr(cls, "_fields", ())))
     if not names:
         return
-    found = [
+    attributes = [
         (name, annotation, comment)
         for name, annotation, _, comment in _FIELD.findall(inspect.getsource(cls))
         if name in names and not name.startswith("_")
     ]
-    if any(comment for _, _, comment in found):
-        for name, annotation, comment in found:
+    if any(comment for _, _, comment in attributes):
+        for name, annotation, comment in attributes:
             yield f"- `{name}: {annotation}`" + (f": {comment}" if comment else "")
 
 

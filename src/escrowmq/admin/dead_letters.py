@@ -296,7 +296,7 @@ def find_dead_letter(
         ]
 
     addresses = {broker.name: broker.address for broker in cluster.brokers()}
-    return [letter for _, found in cluster.ask_all(find_states) for letter in found]
+    return [letter for _, letters in cluster.ask_all(find_states) for letter in letters]
 
 
 def _find_copies(

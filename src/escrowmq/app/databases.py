@@ -57,8 +57,8 @@ class HandlerDatabase(ABC):
         if not self.uses_transaction(handler):
             return
         if handler.signature.is_async is not self.is_async:
-            wanted = "`async def`" if self.is_async else "a plain function"
-            raise handler.invalid(f"with {self.name} it must be {wanted}")
+            kind = "`async def`" if self.is_async else "a plain function"
+            raise handler.invalid(f"with {self.name} it must be {kind}")
         session = handler.signature.type_of(Argument.SESSION)
         if session is not None and (
             self.session_type is None or not issubclass(session, self.session_type)

@@ -28,7 +28,7 @@ from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import NotSent
 from escrowmq.metrics import Counter, Gauge, Registry, Samples
 from escrowmq.server.http_server import MetricsServer
-from escrowmq.server.supervisor import BACKOFF_S, STABLE_RUN_S, MergedMetrics, fetch_page
+from escrowmq.server.supervisor import MergedMetrics, RestartBackoff, fetch_page
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class WorkerProcess:
     async def run(self, failed: asyncio.Event) -> None:
         """Run the worker until `stop`. Set `failed` if starting it again does not help."""
         self._is_stopping = False
-        short_runs = 0  # in a row
+        backoff = RestartBackoff()
         while True:
             began_s = self._clock.elapsed_s()
             self.exit_code = await self._run_once()
@@ -81,9 +81,7 @@ class WorkerProcess:
             if self.exit_code == NOT_STARTED:
                 failed.set()
                 return
-            is_stable = self._clock.elapsed_s() - began_s >= STABLE_RUN_S
-            short_runs = 0 if is_stable else short_runs + 1
-            wait_s = BACKOFF_S[min(max(short_runs - 1, 0), len(BACKOFF_S) - 1)]
+            wait_s = backoff.next_wait_s(self._clock.elapsed_s() - began_s)
             log.error(
                 "worker died, restarting in %s s process=%s exit_code=%d",
                 wait_s,
@@ -293,13 +291,13 @@ class SourceWatcher:
         """Wait until a file is changed, added or removed."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            found = await asyncio.to_thread(self._scan)
-            if found != self._seen:
-                self._seen = found
+            versions = await asyncio.to_thread(self._scan)
+            if versions != self._seen:
+                self._seen = versions
                 return
 
     def _scan(self) -> dict[str, tuple[int, int]]:
-        found = {}
+        versions = {}
         for folder, folders, files in os.walk(self._root):
             folders[:] = [
                 name
@@ -312,5 +310,5 @@ class SourceWatcher:
                     path = os.path.join(folder, name)
                     with contextlib.suppress(OSError):  # it was removed in between
                         stat = os.stat(path)
-                        found[path] = stat.st_mtime_ns, stat.st_size
-        return found
+                        versions[path] = stat.st_mtime_ns, stat.st_size
+        return versions

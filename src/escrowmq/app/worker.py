@@ -75,7 +75,7 @@ def load_app(target: str) -> App:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.import_module(module_name)
+        target_object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # The module may exist and import another one that does not.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
@@ -84,14 +84,14 @@ def load_app(target: str) -> App:
             f"there is no module {error.name!r}: run this in the folder that has it, or install it"
         ) from None
     for attribute in attributes.split("."):
-        if not hasattr(found, attribute):
+        if not hasattr(target_object, attribute):
             raise ConfigError(f"module {module_name!r} has no {attributes!r}")
-        found = getattr(found, attribute)
-    if not isinstance(found, App):
-        raise ConfigError(f"{target} is no escrowmq.app.App, but {type(found).__name__}")
-    if not found.handlers:
+        target_object = getattr(target_object, attribute)
+    if not isinstance(target_object, App):
+        raise ConfigError(f"{target} is no escrowmq.app.App, but {type(target_object).__name__}")
+    if not target_object.handlers:
         raise ConfigError(f"{target} has no handlers: register one with @{attributes}.on(topic)")
-    return found
+    return target_object
 
 
 def start_workers(

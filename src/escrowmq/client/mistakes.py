@@ -140,9 +140,9 @@ def check_callable(function: object, role: str, parameters: Sequence[str]) -> No
 
     `role` describes the function: "a handler of messages". The parameters are positional.
     """
-    wanted = f"{role} takes {' and '.join(parameters)}"
+    rule = f"{role} takes {' and '.join(parameters)}"
     if not callable(function):
-        raise TypeError(f"{wanted}: it has to be a function, not {function!r}")
+        raise TypeError(f"{rule}: it has to be a function, not {function!r}")
     try:
         # That of a decorated function is the decorator's: it may add or take parameters.
         signature = inspect.signature(function, follow_wrapped=False)
@@ -153,7 +153,7 @@ def check_callable(function: object, role: str, parameters: Sequence[str]) -> No
     except TypeError as error:
         name = getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
         text = ", ".join(signature.parameters)
-        raise TypeError(f"{wanted}, but {name}({text}) does not: {error}") from None
+        raise TypeError(f"{rule}, but {name}({text}) does not: {error}") from None
 
 
 def check_topic_argument(topic: object, usage: str) -> None:

@@ -65,6 +65,20 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)  # before the n-th restart in a row
 STABLE_RUN_S: Final = 60.0  # after a run of this length, the backoff starts from the beginning
+
+
+class RestartBackoff:
+    """Says how long to wait before a process that died is started again."""
+
+    def __init__(self) -> None:
+        self._short_runs = 0  # in a row
+
+    def next_wait_s(self, run_s: float) -> float:
+        """Return the time to wait after a run of `run_s`."""
+        self._short_runs = 0 if run_s >= STABLE_RUN_S else self._short_runs + 1
+        return BACKOFF_S[min(max(self._short_runs - 1, 0), len(BACKOFF_S) - 1)]
+
+
 FETCH_TIMEOUT_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 60.0  # then a child is killed
 _ACCOUNT_VARIABLE: Final = "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS"
@@ -109,7 +123,7 @@ class ChildBroker:
 
     async def run(self, failed: asyncio.Event) -> None:
         """Run the child until `stop()`. `failed` is set if it ends before it was ever ready."""
-        short_runs = 0  # in a row
+        backoff = RestartBackoff()
         has_been_ready = False
         while not self._is_stopping:
             began_s = self._clock.elapsed_s()
@@ -125,9 +139,7 @@ class ChildBroker:
             if not has_been_ready:
                 failed.set()
                 return
-            is_stable = self._clock.elapsed_s() - began_s >= STABLE_RUN_S
-            short_runs = 0 if is_stable else short_runs + 1
-            wait_s = BACKOFF_S[min(max(short_runs - 1, 0), len(BACKOFF_S) - 1)]
+            wait_s = backoff.next_wait_s(self._clock.elapsed_s() - began_s)
             log.error(
                 "broker died, restarting in %s s name=%s exit_code=%d",
                 wait_s,

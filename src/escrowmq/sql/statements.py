@@ -272,10 +272,10 @@ def insert_inbox_rows(
     Raises IntegrityError if another transaction inserts one of them at the same time.
     """
     ids = sorted({message.message_id for message in messages})  # one order prevents deadlocks
-    known = select(inbox_table.c.message_id).where(
+    query = select(inbox_table.c.message_id).where(
         inbox_table.c.consumer_group == group, inbox_table.c.message_id.in_(ids)
     )
-    received = set(connection.execute(known).scalars())
+    received = set(connection.execute(query).scalars())
     new = [message_id for message_id in ids if message_id not in received]
     if new:
         rows = [{"consumer_group": group, "message_id": message_id} for message_id in new]
@@ -432,15 +432,15 @@ def purge_before(connection: Connection, table: Table, before_ms: int) -> int:
 # --- checks at the start -------------------------------------------------------------------------
 
 
-def check_engine(engine: object, wanted: type[T], user: str) -> T:
-    """Return an engine of the wanted kind, Engine or AsyncEngine. Raises TypeError.
+def check_engine(engine: object, engine_type: type[T], user: str) -> T:
+    """Return an engine of this type, Engine or AsyncEngine. Raises TypeError.
 
     `user` is the class that needs it: `Escrow`.
     """
-    if isinstance(engine, wanted):
+    if isinstance(engine, engine_type):
         return engine
     kind, creator, other = "an Engine", "sqlalchemy.create_engine()", f"Async{user}"
-    if wanted is AsyncEngine:
+    if engine_type is AsyncEngine:
         kind, creator = "an AsyncEngine", "sqlalchemy.ext.asyncio.create_async_engine()"
         other = user.removeprefix("Async")
     text = f"{user} needs {kind}, which {creator} creates, not {type(engine).__name__}"

@@ -153,16 +153,16 @@ class BrokerAssertions:
             raise ValueError("the transaction has sent no message, so there is nothing to decide")
 
         with self._cluster() as cluster:
-            found: list[TransactionHistory] = []
+            histories: list[TransactionHistory] = []
 
             def look() -> bool | None:
-                found[:] = [history for name in names for history in _find(cluster, name)]
-                states = {history.transaction.state for history in found}
+                histories[:] = [history for name in names for history in _find(cluster, name)]
+                states = {history.transaction.state for history in histories}
                 if TransactionState.COMMITTED.text in states:
-                    raise AssertionError(_not_rolled_back_text(names, found))
+                    raise AssertionError(_not_rolled_back_text(names, histories))
                 return states == {TransactionState.ROLLED_BACK.text} or None
 
-            self._wait(look, lambda: _not_rolled_back_text(names, found), timeout_s)
+            self._wait(look, lambda: _not_rolled_back_text(names, histories), timeout_s)
 
     def _cluster(self) -> Cluster:
         return Cluster(self.servers, broker=self.address or None)
@@ -388,8 +388,8 @@ def _text(cluster: Cluster, topic: str) -> str:
     return "\n".join(lines) or f"no transaction of topic {topic!r} was begun"
 
 
-def _not_rolled_back_text(names: Sequence[str], found: Sequence[TransactionHistory]) -> str:
-    lines = [line for history in found for line in _history_lines(history)]
+def _not_rolled_back_text(names: Sequence[str], histories: Sequence[TransactionHistory]) -> str:
+    lines = [line for history in histories for line in _history_lines(history)]
     if not lines:
         return f"no transaction has the message id or key {', '.join(names)}"
     return "\n".join(["expected to be rolled back:", *lines])

@@ -50,8 +50,8 @@ def pyright_errors(directory: Path, *files: Path) -> list[str]:
     report = json.loads(result.stdout)
     assert report["summary"]["filesAnalyzed"] == len(files)
     return [
-        f"{Path(found['file']).name}:{found['range']['start']['line'] + 1} {found['rule']}"
-        for found in report["generalDiagnostics"]
+        f"{Path(entry['file']).name}:{entry['range']['start']['line'] + 1} {entry['rule']}"
+        for entry in report["generalDiagnostics"]
     ]
 
 

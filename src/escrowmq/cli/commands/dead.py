@@ -326,17 +326,17 @@ def resend(
 def _select(cluster: Cluster, ids: Sequence[str], groups: Sequence[str]) -> list[DeadLetter]:
     letters: list[DeadLetter] = []
     for message_id in dict.fromkeys(ids):
-        found = find_dead_letter(cluster, message_id, groups)
-        if not found:
+        matches = find_dead_letter(cluster, message_id, groups)
+        if not matches:
             cluster.require_all_answered()
             raise _not_found(cluster, message_id)
-        if len({letter.group for letter in found}) > 1:
-            names = ", ".join(sorted({letter.group for letter in found}))
+        if len({letter.group for letter in matches}) > 1:
+            names = ", ".join(sorted({letter.group for letter in matches}))
             raise click.UsageError(
                 f"{message_id} is a dead letter of several groups ({names}): choose one with "
                 "--group"
             )
-        letters += found
+        letters += matches
     return letters
 
 
